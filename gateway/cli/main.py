@@ -22,7 +22,6 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "canon": ("gateway.cli.canon", "show what the canonicalizer does to a request; switch it off"),
     "pins": ("gateway.cli.pins", "list pinned system prompts and their state"),
     "bench": ("gateway.cli.bench", "measure TTFT, TPOT, ITL and hit rate; run the demo"),
-    "doctor": ("gateway.cli.doctor", "check this machine and a running gateway"),
 }
 _ENGINE_COMMANDS = {
     "engine": "run one engine replica by itself",
@@ -38,11 +37,12 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         epilog="example: warmfront serve     then point a client's base URL at http://127.0.0.1:8080/v1",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("-V", "--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (module, summary) in _COMMANDS.items():
         if name == only:
             importlib.import_module(module).register(commands)
-        else:
+        elif name not in commands.choices:
             commands.add_parser(name, help=summary, add_help=False)
     for name, summary in _ENGINE_COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)
@@ -75,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit flushes into the pipe
         return 0
 
 

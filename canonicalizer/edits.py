@@ -1,0 +1,354 @@
+r"""Edits: what changed in a request, and the splicing of only those strings into the original JSON bytes.
+
+An `Edit` replaces the characters `[start, end)` of the *original* string value at `path`, or, where the
+value at `path` is an array, reorders it (`before` and `after` then list the original positions, "0 1 2" ->
+"2 0 1"). Invariants: every byte outside the edited spans is kept (key order, number forms, escapes, blanks,
+unknown fields); `undo(edits, apply_edits(raw, edits)) == raw`, or `apply_edits` raises `EditError` and
+nothing was changed. New text is escaped as the body does it: pure ASCII stays pure ASCII, `\/` stays `\/`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Path = tuple[str | int, ...]
+
+_STRUCTURE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.S)
+_SCALAR = re.compile(rb"[^\s,\]}]+")
+_BLANK = re.compile(rb"[ \t\r\n]*")
+_ESCAPE_RUN = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|\\u[0-9a-fA-F]{4}|\\.|[^\\]+",
+    re.S,
+)
+_PLAIN_SLASH = re.compile(rb"(?<!\\)/")
+_NOT_JSON = "the body is not a JSON text"
+
+
+class EditError(ValueError):
+    """The edits do not fit the body: a path is missing, a span differs, or it could not be undone exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One replaced span. `start == end` is an insertion; offsets are characters of the original value."""
+
+    rule: str
+    path: Path
+    start: int
+    end: int
+    before: str
+    after: str
+
+
+def apply_edits(raw: bytes, edits: Sequence[Edit]) -> bytes:
+    """`raw` (a JSON text in UTF-8) with the edits spliced in. Raises EditError; never returns a partial
+    result."""
+    if not edits:
+        return raw
+    style = _style_of(raw)
+    result = _splice(raw, edits, style)
+    if _style_of(result) != style:
+        raise EditError(
+            "the edits take away what shows how the body escapes text, so undo would not be exact"
+        )
+    return result
+
+
+def undo(edits: Sequence[Edit], raw: bytes) -> bytes:
+    """The body as it was before `apply_edits`. Raises EditError where `raw` does not hold what the edits
+    wrote."""
+    if not edits:
+        return raw
+    return _splice(raw, inverted(edits), _style_of(raw))
+
+
+def inverted(edits: Iterable[Edit]) -> list[Edit]:
+    """Edits that take the given ones back; their spans count in the edited values."""
+    inverse: list[Edit] = []
+    for path, group in _by_path(edits).items():
+        shift = 0
+        for edit in group:
+            start = edit.start + shift
+            if _is_order(edit):
+                order = [int(i) for i in edit.after.split()]
+                back = " ".join(str(order.index(i)) for i in range(len(order)))
+                inverse.append(Edit(edit.rule, path, edit.start, edit.end, edit.before, back))
+                continue
+            inverse.append(Edit(edit.rule, path, start, start + len(edit.after), edit.after, edit.before))
+            shift += len(edit.after) - len(edit.before)
+    return inverse
+
+
+def edited_body(body: Mapping[str, Any], edits: Sequence[Edit]) -> Mapping[str, Any]:
+    """A copy of the decoded body with the edits applied; containers off the edited paths are shared, not
+    copied."""
+    if not edits:
+        return body
+    result: dict[str, Any] = dict(body)
+    owned: set[Path] = {()}
+    for path, group in _by_path(edits).items():
+        node: Any = result
+        for depth, step in enumerate(path[:-1], start=1):
+            child = node[step]
+            if path[:depth] not in owned:
+                child = dict(child) if isinstance(child, Mapping) else list(child)
+                node[step] = child
+                owned.add(path[:depth])
+            node = child
+        value = node[path[-1]]
+        if isinstance(value, str):
+            node[path[-1]] = edited_text(value, group)
+        else:
+            node[path[-1]] = [value[int(i)] for i in group[0].after.split()]
+    return result
+
+
+def edited_text(text: str, edits: Sequence[Edit]) -> str:
+    """One string value with its edits (ordered, not overlapping) applied."""
+    parts: list[str] = []
+    at = 0
+    for edit in edits:
+        parts += (text[at : edit.start], edit.after)
+        at = edit.end
+    parts.append(text[at:])
+    return "".join(parts)
+
+
+def order_edit(rule: str, path: Path, order: Sequence[int]) -> Edit:
+    """An edit that reorders the array at `path`: element `order[i]` of the original comes to place i."""
+    count = len(order)
+    return Edit(rule, path, 0, count, " ".join(map(str, range(count))), " ".join(map(str, order)))
+
+
+def _is_order(edit: Edit) -> bool:
+    return bool(edit.path) and edit.path[-1] == "tools"
+
+
+def _by_path(edits: Iterable[Edit]) -> dict[Path, list[Edit]]:
+    groups: dict[Path, list[Edit]] = {}
+    for edit in edits:
+        groups.setdefault(edit.path, []).append(edit)
+    for group in groups.values():
+        group.sort(key=lambda edit: (edit.start, edit.end))
+    return groups
+
+
+def _splice(raw: bytes, edits: Sequence[Edit], style: _Style) -> bytes:
+    replacements: list[tuple[int, int, bytes]] = []
+    groups = _by_path(edits)
+    try:
+        found = _spans(raw, groups)
+        for path, group in groups.items():
+            replacements += _replacements(raw, path, found.get(path), group, style)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise EditError(_NOT_JSON) from error
+    replacements.sort(key=lambda item: item[0])
+    parts: list[bytes] = []
+    at = 0
+    for start, end, new in replacements:
+        parts += (raw[at:start], new)
+        at = end
+    parts.append(raw[at:])
+    return b"".join(parts)
+
+
+def _spans(raw: bytes, paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
+    """Byte span of the JSON value at each path that exists."""
+    tree: dict[Any, Any] = {}
+    for path in paths:
+        node = tree
+        for step in path:
+            node = node.setdefault(step, {})
+    found: dict[Path, tuple[int, int]] = {}
+    _walk(raw, _after_blank(raw, 0), tree, (), found)
+    return found
+
+
+def _replacements(
+    raw: bytes, path: Path, span: tuple[int, int] | None, group: Sequence[Edit], style: _Style
+) -> list[tuple[int, int, bytes]]:
+    if span is None:
+        raise EditError(f"no value at {_show(path)}")
+    first = raw[span[0] : span[0] + 1]
+    if first == b'"':
+        return _text_replacements(raw, span, group, style)
+    if first == b"[" and _is_order(group[0]):
+        return [_reordered(raw, span, group[0])]
+    raise EditError(f"the value at {_show(path)} is not a string")
+
+
+def _text_replacements(
+    raw: bytes, span: tuple[int, int], group: Sequence[Edit], style: _Style
+) -> list[tuple[int, int, bytes]]:
+    inner = raw[span[0] + 1 : span[1] - 1]
+    marks = [mark for edit in group for mark in (edit.start, edit.end)]
+    offsets = _byte_offsets(inner, marks)
+    if marks != sorted(marks):
+        raise EditError(f"edits overlap at {_show(group[0].path)}")
+    replacements = []
+    for edit in group:
+        start, end = offsets[edit.start], offsets[edit.end]
+        if inner[start:end] != _escaped(edit.before, style):
+            raise EditError(
+                f"the text at {_show(edit.path)} is not as the edit expects, or is escaped unusually"
+            )
+        replacements.append((span[0] + 1 + start, span[0] + 1 + end, _escaped(edit.after, style)))
+    return replacements
+
+
+def _byte_offsets(inner: bytes, marks: Iterable[int]) -> dict[int, int]:
+    """Byte offset in the raw (escaped) string for each character offset in `marks`."""
+    escaped = b"\\" in inner
+    length = len(json.loads(b'"' + inner + b'"')) if escaped else len(inner.decode())
+    pending = sorted(set(marks), reverse=True)
+    offsets: dict[int, int] = {}
+    if pending[0] > length:
+        raise EditError(f"an edit ends past the value's {length} characters")
+    if pending[0] == length:
+        offsets[pending.pop(0)] = len(inner)
+    chars = 0
+    for run in _ESCAPE_RUN.finditer(inner):
+        if not pending:
+            break
+        text = "x" if run[0][:1] == b"\\" else run[0].decode()
+        while pending and pending[-1] < chars + len(text):
+            mark = pending.pop()
+            offsets[mark] = run.start() + len(text[: mark - chars].encode())
+        chars += len(text)
+    return offsets
+
+
+def _reordered(raw: bytes, span: tuple[int, int], edit: Edit) -> tuple[int, int, bytes]:
+    elements: list[tuple[int, int]] = []
+    at = _after_blank(raw, span[0] + 1)
+    while raw[at : at + 1] != b"]":
+        end = _skip(raw, at)
+        elements.append((at, end))
+        at = _after_blank(raw, end)
+        if raw[at : at + 1] == b",":
+            at = _after_blank(raw, at + 1)
+    order = [int(i) for i in edit.after.split()]
+    if sorted(order) != list(range(len(elements))):
+        raise EditError(
+            f"the order at {_show(edit.path)} does not name each of its {len(elements)} elements once"
+        )
+    parts: list[bytes] = []
+    at = span[0]
+    for (start, end), source in zip(elements, order, strict=True):
+        parts += (raw[at:start], raw[slice(*elements[source])])
+        at = end
+    parts.append(raw[at : span[1]])
+    return span[0], span[1], b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """How a body writes its strings: non-ASCII characters and slashes escaped or plain."""
+
+    ascii_only: bool
+    escaped_slash: bool
+
+
+def _style_of(raw: bytes) -> _Style:
+    return _Style(raw.isascii(), b"\\/" in raw and _PLAIN_SLASH.search(raw) is None)
+
+
+def _escaped(text: str, style: _Style) -> bytes:
+    try:
+        escaped = json.dumps(text, ensure_ascii=style.ascii_only)[1:-1].encode()
+    except UnicodeEncodeError as error:
+        raise EditError("the text holds half of a surrogate pair") from error
+    return escaped.replace(b"/", b"\\/") if style.escaped_slash else escaped
+
+
+def _walk(
+    raw: bytes, at: int, tree: Mapping[Any, Any], path: Path, found: dict[Path, tuple[int, int]]
+) -> int:
+    """Follow `tree` through the value at `at`, note the spans of its leaves, return the value's end.
+
+    Of repeated keys the last one counts, as JSON readers have it.
+    """
+    start = at
+    opening = raw[at : at + 1]
+    if not tree or opening not in (b"{", b"["):
+        end = _skip(raw, at)
+        if not tree:
+            found[path] = (start, end)
+        return end
+    closing = b"}" if opening == b"{" else b"]"
+    at = _after_blank(raw, at + 1)
+    index = 0
+    while raw[at : at + 1] != closing:
+        step: str | int = index
+        if opening == b"{":
+            if raw[at : at + 1] != b'"':
+                raise EditError(_NOT_JSON)
+            key_end = _string_end(raw, at)
+            name = raw[at:key_end]
+            step = json.loads(name) if b"\\" in name else name[1:-1].decode()
+            colon = _after_blank(raw, key_end)
+            if raw[colon : colon + 1] != b":":
+                raise EditError(_NOT_JSON)
+            at = _after_blank(raw, colon + 1)
+        branch = tree.get(step)
+        if branch is None:
+            at = _skip(raw, at)
+        else:
+            inner = (*path, step)
+            for stale in [known for known in found if known[: len(inner)] == inner]:
+                del found[stale]
+            at = _walk(raw, at, branch, inner, found)
+        at = _after_blank(raw, at)
+        if raw[at : at + 1] == b",":
+            at = _after_blank(raw, at + 1)
+        elif raw[at : at + 1] != closing:
+            raise EditError(_NOT_JSON)
+        index += 1
+    return at + 1
+
+
+def _skip(raw: bytes, at: int) -> int:
+    opening = raw[at : at + 1]
+    if opening == b'"':
+        return _string_end(raw, at)
+    if opening in (b"{", b"["):
+        depth = 0
+        for token in _STRUCTURE.finditer(raw, at):
+            mark = token.group()
+            if mark in (b"{", b"["):
+                depth += 1
+            elif mark in (b"}", b"]"):
+                depth -= 1
+                if depth == 0:
+                    return token.end()
+        raise EditError(_NOT_JSON)
+    scalar = _SCALAR.match(raw, at)
+    if scalar is None:
+        raise EditError(_NOT_JSON)
+    return scalar.end()
+
+
+def _string_end(raw: bytes, at: int) -> int:
+    """End of the string that opens at `at`: its first quote behind an even number of backslashes."""
+    end = at
+    while (end := raw.find(b'"', end + 1)) > 0:
+        before = end
+        while raw[before - 1] == 0x5C:
+            before -= 1
+        if (end - before) % 2 == 0:
+            return end + 1
+    raise EditError(_NOT_JSON)
+
+
+def _after_blank(raw: bytes, at: int) -> int:
+    blank = _BLANK.match(raw, at)
+    return blank.end() if blank else at
+
+
+def _show(path: Path) -> str:
+    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
