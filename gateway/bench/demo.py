@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from canonicalizer import TextModel
+from canonicalizer.tokens import TextModel
 from gateway.bench.client import Measured
 from gateway.bench.load import LoadOptions, LoadResult, run_load
 from gateway.bench.progress import ProgressBar
@@ -99,6 +99,7 @@ async def run_demo(folder: Path, port: int, admin_port: int, *, exit_after: bool
     policy_file.write_text(policy_text(PHASES[0], [], keys), encoding="utf-8")
     server = await start_server(policy_file, port, admin_port, folder / "server.log")
     try:
+        await server.wait_for_replicas(2)
         phases: dict[str, dict[str, Any]] = {}
         results: dict[str, LoadResult] = {}
         async with aiohttp.ClientSession() as session:

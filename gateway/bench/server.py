@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from canonicalizer import TextModel
+from canonicalizer.tokens import TextModel
 from gateway.bench.progress import ProgressBar
 
 
@@ -54,6 +54,16 @@ class Server:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"pins not resident after {timeout_s:.0f} s: {state['pins']}")
             await asyncio.sleep(0.1)
+
+    async def wait_for_replicas(self, count: int, timeout_s: float = 120.0) -> None:
+        """Wait until `count` replicas are ready."""
+        async with aiohttp.ClientSession() as session, asyncio.timeout(timeout_s):
+            while True:
+                async with session.get(f"{self.admin_url}/admin/state") as response:
+                    replicas = (await response.json())["replicas"]
+                if sum(replica["state"] == "ready" for replica in replicas) >= count:
+                    return
+                await asyncio.sleep(0.1)
 
     async def text_model(self, session: aiohttp.ClientSession) -> TextModel:
         """Return the served model's template and tokenizer, loaded from the folder its replicas report."""
