@@ -249,9 +249,12 @@ class AdminPlane:
         try:
             timeout = aiohttp.ClientTimeout(total=10)
             async with self._session.post(url, timeout=timeout, headers=headers) as response:
-                return response.status == 200
+                if response.status != 200:
+                    return False
         except (aiohttp.ClientError, TimeoutError):
             return False
+        replica.mark_cache_lost()  # at once: its event may come after the next question about its pins
+        return True
 
     async def _canon_off(self, request: web.Request) -> web.StreamResponse:
         route = await self._named_route(request)

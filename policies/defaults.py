@@ -29,9 +29,6 @@ pools:
     model: smollm2-135m-instruct
     bundled: {replicas: 2}
 
-models:
-  "*": smollm2-135m-instruct
-
 routes:
   - name: default
     class: interactive

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from gateway import errors
 from gateway.api.accept import read_body, request_id_of, traceparent_of
+from gateway.api.account import Seen, reported_timings, split_ttft, take_usage
 from gateway.api.body import Kind, ParsedBody, parse_body
 from gateway.api.relay import AttemptFailed, Relay, StalledClient, refusal
 from gateway.api.services import Services
@@ -25,7 +26,6 @@ from gateway.canon.service import CanonOutcome
 from gateway.canon.text import PoolText, PromptChain
 from gateway.errors import ApiError
 from gateway.identity import cache_scope, identify
-from gateway.routing.replica import Timings
 from gateway.routing.router import Decision, Dispatch, NoReplica, RouteQuery
 from gateway.telemetry.ledger import LedgerEntry
 from gateway.telemetry.metrics import PARTS
@@ -35,7 +35,9 @@ from gateway.upstream.dialects import DIALECTS, Outgoing, Usage, upstream_body, 
 from policies import Policy, PriorityClass, Route, Tenant
 
 _PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
-_ACCEPT, _CANON, _TOKENIZE, _QUEUE, _CONNECT, _ENGINE, _PREFILL, _SAMPLE, _RETURN = range(len(PARTS))
+_ACCEPT, _CANON, _TOKENIZE, _QUEUE, _CONNECT = (
+    PARTS.index(name) for name in ("accept", "canonicalize", "tokenize", "gateway_queue", "connect")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +282,7 @@ class Exchange:
             self._usage = relay.reader.usage
             self._first_read_at, self._first_sent_at = relay.first_read_at, relay.first_sent_at
         usage = relay.reader.usage
-        dispatch.finish("ok" if self.entry.outcome == "ok" else "error", _timings(usage))
+        dispatch.finish("ok" if self.entry.outcome == "ok" else "error", reported_timings(usage))
         self.entry.counted = relay.reader.content
         assert relay.response is not None
         return relay.response
@@ -301,7 +303,7 @@ class Exchange:
         if answer.get("error"):
             raise refusal(502, body)
         usage = self._usage = Usage.read(answer)
-        dispatch.finish("ok", _timings(usage))
+        dispatch.finish("ok", reported_timings(usage))
         if answer.pop("warmfront", None) is not None:
             body = orjson.dumps(answer)
         self.entry.outcome = "ok"
@@ -344,42 +346,23 @@ class Exchange:
         return web.Response(status=error.status, body=error.body(entry.request_id), headers=headers)
 
     def _account(self) -> None:
-        entry, usage, services = self.entry, self._usage, self._services
-        plan = self._plan
+        entry, usage, plan, services = self.entry, self._usage, self._plan, self._services
         entry.total_s = time.perf_counter() - self._started
-        if usage is not None and plan is not None:
-            known = plan.chain.tokens is not None and self._kind == "chat"
-            if known and usage.prompt_tokens != plan.chain.count:
-                services.metrics.template_mismatch.labels(entry.pool).inc()
-            entry.prompt_tokens = usage.prompt_tokens
-            entry.delivered_tokens = usage.cached_tokens
-            entry.completion_tokens = usage.completion_tokens
+        if plan is not None and usage is not None and take_usage(entry, usage, self._expected_tokens(plan)):
+            services.metrics.template_mismatch.labels(entry.pool).inc()
         if entry.counted:
-            self._time_to_first_token(usage)
+            seen = Seen(self._started, self._sent_at, self._first_read_at, self._first_sent_at)
+            split_ttft(entry, usage, seen)
+            if plan is not None and self._kind == "chat":
+                canon = plan.canon
+                services.prefixes.note(entry, plan.text, plan.chain, canon.messages, canon.body.get("tools"))
         services.ledger.record(entry)
         if entry.counted and plan is not None and usage is not None and entry.outcome == "ok":
             self._follow(plan)
 
-    def _time_to_first_token(self, usage: Usage | None) -> None:
-        """Fill in the parts that only the end of the request knows; they add up to `ttft_s`."""
-        entry = self.entry
-        parts = entry.parts
-        reported = usage is not None and usage.prefill_s is not None
-        if usage is not None and reported:
-            parts[_ENGINE] = usage.queue_s or 0.0
-            parts[_PREFILL] = usage.prefill_s or 0.0
-            parts[_SAMPLE] = usage.first_sample_s or 0.0
-        if not self._first_sent_at:  # not streamed: the first token is known by the engine's report alone
-            entry.ttft_s = sum(parts) if reported else None
-            return
-        if not reported:
-            parts[_PREFILL] = self._first_read_at - self._sent_at
-        entry.ttft_s = self._first_sent_at - self._started
-        rest = entry.ttft_s - sum(parts)
-        if rest < 0.0:  # two clocks: what the engine reports cannot exceed what was seen here
-            parts[_PREFILL] = max(0.0, parts[_PREFILL] + rest)
-            rest = max(0.0, entry.ttft_s - sum(parts))
-        parts[_RETURN] = rest
+    def _expected_tokens(self, plan: Plan) -> int | None:
+        """What the engine must count as prompt tokens; None where the gateway can only estimate it."""
+        return plan.chain.count if plan.chain.tokens is not None and self._kind == "chat" else None
 
     def _follow(self, plan: Plan) -> None:
         canon = plan.canon
@@ -395,14 +378,3 @@ class Exchange:
             enforced=canon.mode == "enforce" and canon.bypass is None,
         )
         self._services.shadow.offer(item)
-
-
-def _timings(usage: Usage | None) -> Timings | None:
-    if usage is None or usage.prefill_s is None:
-        return None
-    return Timings(
-        queue_s=usage.queue_s or 0.0,
-        prefill_s=usage.prefill_s,
-        first_sample_s=usage.first_sample_s or 0.0,
-        prefill_tokens=usage.prefill_tokens or 0,
-    )

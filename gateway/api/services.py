@@ -18,6 +18,7 @@ from gateway.routing.pool import PoolState
 from gateway.routing.router import Router
 from gateway.telemetry.ledger import Ledger
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.prefixes import SystemPrefixes
 from gateway.telemetry.shadow import Shadow
 from gateway.upstream.client import Origin, UpstreamClient
 from policies import Policy
@@ -65,6 +66,7 @@ class Services:
     ledger: Ledger
     metrics: Metrics
     retries: RetryBudget
+    prefixes: SystemPrefixes = field(default_factory=SystemPrefixes)
     draining: bool = False
     running: set[asyncio.Task[object]] = field(default_factory=set)
     origins: dict[str, Origin] = field(default_factory=dict)

@@ -107,8 +107,9 @@ async def run_demo(folder: Path, port: int, admin_port: int, *, exit_after: bool
             for phase in PHASES:
                 chosen = conversations[:: phase.share]
                 tenants = sorted({item.tenant for item in chosen})
-                await server.apply_policy(session, policy_text(phase, tenants, keys))
-                warm = await _fresh_caches(server, session, phase, len(tenants))
+                await server.apply_policy(session, policy_text(PHASES[0], [], keys))
+                await server.clear_caches(session)
+                warm = await _warm_up(server, session, phase, policy_text(phase, tenants, keys), len(tenants))
                 results[phase.key] = result = await _measure(server, phase, chosen)
                 phases[phase.key] = _figures(result, warm, text_model)
         phases["replay"] = _subset(results["c"], conversations[::3], text_model)
@@ -125,14 +126,16 @@ async def run_demo(folder: Path, port: int, admin_port: int, *, exit_after: bool
         await server.stop()
 
 
-async def _fresh_caches(
-    server: Server, session: aiohttp.ClientSession, phase: Phase, pins: int
+async def _warm_up(
+    server: Server, session: aiohttp.ClientSession, phase: Phase, policy: str, pins: int
 ) -> Mapping[str, float]:
-    await server.clear_caches(session)
-    if not phase.pins:
-        return {"warmup_tokens": 0, "warmup_s": 0.0}
-    bar = ProgressBar(f"({phase.key}) warming {pins} pins")
-    return await server.wait_for_pins(session, pins, bar)
+    """Put the phase's policy in force and wait for its pins; return what warming them took."""
+    before = await server.pins(session)
+    await server.apply_policy(session, policy)
+    if phase.pins:
+        await server.wait_for_pins(session, pins, ProgressBar(f"({phase.key}) warming {pins} pins"))
+    after = await server.pins(session)
+    return {name: after[name] - before[name] for name in ("warmup_tokens", "warmup_s")}
 
 
 async def _measure(server: Server, phase: Phase, conversations: Sequence[Conversation]) -> LoadResult:

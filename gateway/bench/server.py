@@ -37,20 +37,23 @@ class Server:
         """Empty every replica's prefix cache; pins go back to warming."""
         await self._post(session, "/admin/cache/clear", {})
 
+    async def pins(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+        """The pins, how many of them are not settled yet, and the warm-up so far (tokens, seconds)."""
+        async with session.get(f"{self.admin_url}/admin/pins") as response:
+            value: dict[str, Any] = await response.json()
+            return value
+
     async def wait_for_pins(
         self, session: aiohttp.ClientSession, count: int, bar: ProgressBar, timeout_s: float = 300.0
-    ) -> Mapping[str, float]:
-        """Wait until `count` pins are resident; return warmup_tokens and warmup_s as the gateway measured
-        them.
-        """
+    ) -> None:
+        """Wait until `count` pins are resident and none is on its way. RuntimeError when time is over."""
         deadline = time.monotonic() + timeout_s
         while True:
-            async with session.get(f"{self.admin_url}/admin/pins") as response:
-                state: dict[str, Any] = await response.json()
+            state = await self.pins(session)
             resident = sum(pin["state"] == "resident" for pin in state["pins"])
             bar(min(resident, count), count)
             if resident >= count and not state["pending"]:
-                return {"warmup_tokens": state["warmup_tokens"], "warmup_s": state["warmup_s"]}
+                return
             if time.monotonic() > deadline:
                 raise RuntimeError(f"pins not resident after {timeout_s:.0f} s: {state['pins']}")
             await asyncio.sleep(0.1)

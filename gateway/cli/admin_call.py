@@ -31,9 +31,9 @@ def ask(admin: str, path: str, body: dict[str, Any] | None = None) -> dict[str, 
     if not url.startswith(("http://", "https://")):
         raise NoAnswer(f"--admin wants a URL like {USUAL_ADMIN}, not {admin}")
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
         with opener.open(request, timeout=_TIMEOUT_S) as response:
             answer = json.loads(response.read(_MAX_BYTES))
     except urllib.error.HTTPError as error:

@@ -38,7 +38,7 @@ def register(actions: Any) -> None:
             "--runtime-dir",
             type=Path,
             metavar="DIR",
-            help="that of the gateway, where none answers (default: $WARMFRONT_HOME/run, else ~/.cache/warmfront/run)",
+            help="the gateway's, if none answers (default: $WARMFRONT_HOME/run, ~/.cache/warmfront/run)",
         )
         action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(handler=_switch, switch=name)

@@ -115,6 +115,8 @@ def _guarded(handler: Callable[[argparse.Namespace], int]) -> Callable[[argparse
             message = (
                 "the policy file is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
             )
+        except BrokenPipeError:
+            raise
         except OSError as error:
             message = f"{error.filename or 'policy file'}: {error.strerror or error}"
         if args.json:

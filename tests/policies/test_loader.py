@@ -43,15 +43,18 @@ def test_the_default_policy() -> None:
     assert route.canon.replay and route.canon.ruleset.replay and route.canon.learn.accept == "propose"
     labels = {rule.label for rule in route.canon.ruleset.rules}
     assert {"Current time", "Date", "Time", "Request id", "Session id", "Trace id", "User"} <= labels
-    assert policy.model_for("any-name", "default") == "smollm2-135m-instruct"
+    assert policy.model_for("smollm2-135m-instruct", "default") == "smollm2-135m-instruct"
+    assert policy.model_for("any-name", "default") is None
     assert lint(policy) == []
 
 
-def test_the_least_policy_is_the_default_one_without_its_alias() -> None:
+def test_the_least_policy_is_the_default_one() -> None:
     policy = load("")
-    assert policy.pools == default_policy().pools
-    assert policy.routes == default_policy().routes
-    assert policy.model_for("any-name", "default") is None
+    assert (policy.pools, policy.routes, policy.models) == (
+        default_policy().pools,
+        default_policy().routes,
+        default_policy().models,
+    )
 
 
 def test_the_example_loads_and_lint_finds_nothing() -> None:
