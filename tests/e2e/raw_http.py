@@ -19,6 +19,14 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO = [{"role": "user", "content": "Say hello to Ada."}]
 PING = ": ping"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "wind_speed",
+        "description": "Wind speed at a place",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    },
+}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -65,11 +73,8 @@ class Reply:
 
     def pieces(self, index: int = 0) -> list[str]:
         """Every piece of text that a stream sent for one choice, in order, empty ones left out."""
-        found = []
-        for event in self.events:
-            for choice in event["choices"]:
-                if choice["index"] == index:
-                    found.append(choice["delta"].get("content") if "delta" in choice else choice["text"])
+        chosen = [c for event in self.events for c in event["choices"] if c["index"] == index]
+        found = [c["delta"].get("content") if "delta" in c else c["text"] for c in chosen]
         return [piece for piece in found if piece]
 
     def text(self, index: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""Whatever a request says: the error shape, the status, the name of the field, and every replica serving on."""
+"""Whatever a request says: the error shape, the status, the field's name, and every replica serving on."""
 
 from __future__ import annotations
 

@@ -5,21 +5,19 @@ Every test is named after its case; the comment cites the public report. Inputs 
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
-import time
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.e2e.conftest import MODEL, Stack
-from tests.e2e.external import BODY, gateway_before, upstreams, url_of
+from tests.e2e.conftest import Stack
 from tests.e2e.raw_http import (
     CHAT,
     COMPLETIONS,
     HELLO,
+    WEATHER,
     Reply,
     assert_serving,
     chat,
@@ -29,17 +27,7 @@ from tests.e2e.raw_http import (
     post,
     rendered,
 )
-from tests.gateway.stub_upstream import DONE, Asked, delta, sse, usage_event, whole
-from tests.gateway.stub_upstream import completion as stub_completion
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "wind_speed",
-        "description": "Wind speed at a place",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
-    },
-}
 CALL = {
     "id": "call_7",
     "type": "function",
@@ -313,12 +301,13 @@ def test_a17_one_finish_per_choice_and_nothing_after_it(stack: Stack) -> None:  
 
 # --- null, zero and unknown ---------------------------------------------------------------------------------
 
-OPTIONAL = (
-    "top_p seed stop n logit_bias stream stream_options tools tool_choice response_format user metadata store "
-    "presence_penalty frequency_penalty logprobs top_logprobs max_completion_tokens parallel_tool_calls "
-    "service_tier functions function_call modalities audio prediction reasoning_effort top_k min_p min_tokens "
-    "stop_token_ids ignore_eos repetition_penalty suffix echo best_of warmfront"
-).split()
+OPTIONAL = """
+    top_p seed stop n logit_bias stream stream_options tools tool_choice response_format user
+    metadata store presence_penalty frequency_penalty logprobs top_logprobs max_completion_tokens
+    parallel_tool_calls service_tier functions function_call modalities audio prediction
+    reasoning_effort top_k min_p min_tokens stop_token_ids ignore_eos repetition_penalty suffix echo
+    best_of warmfront
+"""
 
 
 @pytest.mark.parametrize("body", [chat(), completion()], ids=["chat", "completions"])
@@ -326,7 +315,7 @@ def test_a19_null_is_the_same_as_absent(stack: Stack, body: dict[str, Any]) -> N
     # ggml-org/llama.cpp#25515, LostRuins/koboldcpp#1503
     path = CHAT if "messages" in body else COMPLETIONS
     plain = post(stack.base_url, path, body)
-    nulls = post(stack.base_url, path, {**dict.fromkeys(OPTIONAL), **body})
+    nulls = post(stack.base_url, path, {**dict.fromkeys(OPTIONAL.split()), **body})
     assert nulls.status == 200, nulls.body
     assert (nulls.text(), nulls.finishes) == (plain.text(), plain.finishes)
     assert nulls.json["usage"]["prompt_tokens"] == plain.json["usage"]["prompt_tokens"]
@@ -340,8 +329,6 @@ def test_a19_max_tokens_null_on_chat_streams_on(stack: Stack) -> None:
     connection = connect(stack.base_url)
     body = chat(max_tokens=None, temperature=None, ignore_eos=True, stream=True)
     headers = {"Content-Type": "application/json", "Authorization": "Bearer key-acme"}
-    import json
-
     connection.request("POST", CHAT, json.dumps(body), headers)
     response = connection.getresponse()
     assert response.status == 200 and response.readline().startswith(b"data: ")
@@ -381,5 +368,3 @@ def test_a31_greedy_is_greedy_every_time(stack: Stack) -> None:
     texts = {exchange(connection, CHAT, bodies[number % 3]).text() for number in range(20)}
     connection.close()
     assert len(texts) == 1
-
-

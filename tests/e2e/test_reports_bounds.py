@@ -4,7 +4,26 @@ bounded time, and nobody else notices.
 Every test is named after its case; the comment cites the public report. Inputs are this project's own.
 """
 
-HEAD
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import MODEL, Stack
+from tests.e2e.raw_http import (
+    CHAT,
+    COMPLETIONS,
+    WEATHER,
+    assert_serving,
+    chat,
+    completion,
+    connect,
+    exchange,
+    post,
+)
 
 # --- ids outside the vocabulary -----------------------------------------------------------------------------
 
@@ -57,8 +76,6 @@ def test_a26_logit_bias_is_bounded(stack: Stack, body: dict[str, Any]) -> None:
     path = CHAT if "messages" in body else COMPLETIONS
     connection = connect(stack.base_url)
     other = connect(stack.base_url)
-    import json
-
     headers = {"Content-Type": "application/json", "Authorization": "Bearer key-nova"}
     running = chat(stream=True, max_tokens=30, ignore_eos=True)
     other.request("POST", CHAT, json.dumps(running), headers)
@@ -118,7 +135,7 @@ def test_a32_min_tokens_with_a_stop_id_of_the_last_row(stack: Stack) -> None:
     assert_serving(stack)
 
 
-# --- what needs constrained decoding: refused by name until it is there --------------------------------------
+# --- what needs constrained decoding: refused by name until it is there -------------------------------------
 
 DEEP: dict[str, Any] = {"type": "string"}
 for _ in range(60):
@@ -175,10 +192,14 @@ def test_a29_the_server_stays_up(stack: Stack) -> None:
     assert_serving(stack)
 
 
-# --- kin of several: the limit of the context is told of the field that holds the prompt ---------------------
+# --- kin of several: the limit of the context is told of the field that holds the prompt --------------------
 
 
-@pytest.mark.parametrize("prompt", ["tide " * 9000, [5] * 8192, ["a", "tide " * 9000], [[5], [5] * 8192]])
+@pytest.mark.parametrize(
+    "prompt",
+    ["tide " * 9000, [5] * 8192, ["a", "tide " * 9000], [[5], [5] * 8192]],
+    ids=["text", "ids", "texts", "lists"],
+)
 def test_a_prompt_beyond_the_context_names_prompt(stack: Stack, prompt: Any) -> None:
     refused = post(stack.base_url, COMPLETIONS, completion(prompt=prompt))
     assert refused.status == 400
