@@ -346,6 +346,8 @@ def _string_end(raw: bytes, at: int) -> int:
 
 
 def _after_blank(raw: bytes, at: int) -> int:
+    if at < len(raw) and raw[at] > 0x20:
+        return at
     blank = _BLANK.match(raw, at)
     return blank.end() if blank else at
 

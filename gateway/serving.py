@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import sys
@@ -71,6 +72,8 @@ async def _run(gateway: Gateway, source: PolicySource, admin_url: str, ended: as
         await asyncio.wait({waiting, starting}, return_when=asyncio.FIRST_COMPLETED)
         if not ended.is_set():
             await starting
+            gc.collect()
+            gc.freeze()  # what lives as long as the process is not walked by every full collection
             _say(banner(gateway, source, admin_url))
             await waiting
     finally:

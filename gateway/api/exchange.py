@@ -376,5 +376,6 @@ class Exchange:
             tools=plan.parsed.body.get("tools"),
             capacity=blocks if isinstance(blocks, int) else None,
             enforced=canon.mode == "enforce" and canon.bypass is None,
+            same=canon.other is None,
         )
         self._services.shadow.offer(item)

@@ -72,6 +72,8 @@ class ShadowItem:
     capacity: int | None
     """Blocks of the replica's cache, None where unknown."""
     enforced: bool
+    same: bool = False
+    """Both forms are one: nothing was recovered or could be, but the blocks count as seen."""
 
 
 class Shadow:
@@ -137,6 +139,8 @@ class Shadow:
         data = prompt_text(item.messages, item.tools)
         hashes = block_hashes(item.seed, data, BLOCK_SIZE)
         held = self._cache(entry.replica, item).use(hashes, time.monotonic())
+        if item.same:
+            return
         would_hit = round(entry.prompt_tokens * held * _CHUNK_BYTES / len(data)) if data else 0
         weight = 1.0 / self._rate
         if item.enforced:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,15 @@ def test_enforce_credits_what_the_original_would_have_missed() -> None:
     same = bench.item("Time: 10:00:02\n", delivered=240, enforced=True)
     bench.shadow.follow(same)
     assert same.entry.recovered_tokens < 30  # the original would have hit as well
+
+
+def test_a_prompt_without_edits_credits_nothing_but_counts_as_seen() -> None:
+    bench = Bench()
+    for enforced in (True, False):
+        first = replace(bench.item("No clock here.\n", delivered=240, enforced=enforced), same=True)
+        bench.shadow.follow(first)
+        assert first.entry.recovered_tokens == first.entry.recoverable_tokens == 0
+    assert bench.shadow.blocks() > 0
 
 
 def test_observe_credits_what_the_canonical_form_would_have_hit() -> None:
