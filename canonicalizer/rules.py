@@ -107,13 +107,19 @@ class Matcher:
         while at >= 0:
             end = at + len(self.needle)
             match = self.pattern.match(text, end)
-            if match is not None and self.lead.search("\n" + text[:at] if at < 40 else text[at - 40 : at]):
+            if match is not None and self._leads(text, at):
                 start, stop = match.span(match.lastgroup or "value")
                 if self._may_move(text, at, start, stop):
                     found.append(Hit(self.rule, index, start, stop, text[at:end], text[start:stop]))
                     end = stop
             at = lowered.find(self.needle, end)
         return found
+
+    def _leads(self, text: str, at: int) -> bool:
+        """True when a label may start at `at`: at the start of a line, as most do, or of a sentence."""
+        if at == 0 or text[at - 1] == "\n":
+            return True
+        return self.lead.search("\n" + text[:at] if at < 40 else text[at - 40 : at]) is not None
 
     def _may_move(self, text: str, label_start: int, start: int, end: int) -> bool:
         value = text[start:end]

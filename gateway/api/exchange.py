@@ -276,6 +276,8 @@ class Exchange:
                 show_usage=plan.parsed.include_usage,
                 choices=plan.parsed.choices,
             )
+        elif relay.response is None:
+            relay.headers = self._headers(plan)  # another replica answers now
         try:
             self.entry.outcome = await relay.run(call, dispatch.first_token)
         finally:

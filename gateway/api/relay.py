@@ -63,7 +63,8 @@ class Relay:
     ) -> None:
         self._request = request
         self._config = config
-        self._headers = headers
+        self.headers = headers
+        """What the answer will carry; fixed once the status is committed."""
         self._request_id = request_id
         self._show_usage = show_usage
         self._choices = choices
@@ -219,10 +220,10 @@ class Relay:
     async def _write(self, data: bytes) -> None:
         response = self.response
         if response is None:
-            self._headers["Content-Type"] = "text/event-stream; charset=utf-8"
-            self._headers["Cache-Control"] = "no-cache"
-            self._headers["X-Accel-Buffering"] = "no"
-            response = self.response = web.StreamResponse(headers=self._headers)
+            self.headers["Content-Type"] = "text/event-stream; charset=utf-8"
+            self.headers["Cache-Control"] = "no-cache"
+            self.headers["X-Accel-Buffering"] = "no"
+            response = self.response = web.StreamResponse(headers=self.headers)
             await response.prepare(self._request)
         transport = self._request.transport
         if transport is None:

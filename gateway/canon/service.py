@@ -18,7 +18,7 @@ from typing import Any, Literal
 import xxhash
 from prometheus_client import Counter
 
-from canonicalizer import Context, Edit, ReplayMemory, apply_edits, canonicalize, fence_key, undo
+from canonicalizer import Context, Edit, EditError, ReplayMemory, apply_proved, canonicalize, fence_key
 from gateway.canon.kill_switch import KillSwitch
 from gateway.telemetry.metrics import Metrics
 from policies import Route
@@ -157,8 +157,9 @@ class CanonService:
                 return CanonOutcome(
                     mode, ruleset.version, raw, messages, body, canonical.edits, other, elapsed_s=elapsed
                 )
-            sent = apply_edits(raw, canonical.edits)
-            reason = None if undo(canonical.edits, sent) == raw else "mismatch"
+            sent, reason = apply_proved(raw, canonical.edits), None
+        except EditError:
+            canonical, sent, reason = None, raw, "mismatch"
         except Exception:  # the pipeline must never fail a request, whatever broke in it
             canonical, sent, reason = None, raw, "exception"
         elapsed = time.perf_counter() - started

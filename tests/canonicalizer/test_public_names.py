@@ -28,6 +28,7 @@ def test_public_names() -> None:
         "TemplateError",
         "TextModel",
         "apply_edits",
+        "apply_proved",
         "block_hashes",
         "canonicalize",
         "chain_seed",

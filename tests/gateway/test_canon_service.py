@@ -11,6 +11,7 @@ import pytest
 from conftest import policy_text
 from waiting import eventually
 
+from canonicalizer import EditError
 from gateway.canon import service as service_module
 from gateway.canon.kill_switch import KillSwitch
 from gateway.canon.learning import Learning
@@ -27,6 +28,10 @@ def body(second: int = 7, user: str = "What is the tide?", **more: Any) -> bytes
         {"role": "user", "content": user},
     ]
     return orjson.dumps({"model": "m", "messages": messages, **more})
+
+
+def _unprovable(raw: bytes, edits: object) -> bytes:
+    raise EditError("the edits could not be undone exactly")
 
 
 class Bench:
@@ -119,7 +124,7 @@ def test_an_exception_sends_the_original(bench: Bench, monkeypatch: pytest.Monke
 
 
 def test_a_failed_proof_sends_the_original(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "undo", lambda edits, sent: sent)
+    monkeypatch.setattr(service_module, "apply_proved", _unprovable)
     raw = body()
     outcome = bench.run(policy().routes[0], raw)
     assert (
@@ -139,7 +144,7 @@ def test_five_bypasses_in_a_minute_put_the_route_in_observe(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     route = policy().routes[0]
-    monkeypatch.setattr(service_module, "undo", lambda edits, sent: sent)
+    monkeypatch.setattr(service_module, "apply_proved", _unprovable)
     for _ in range(4):
         bench.run(route, body())
     assert bench.service.mode_of(route) == "enforce"
