@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from canonicalizer.prompt import Text
-from canonicalizer.regions import is_protected
+from canonicalizer.regions import Regions
 from canonicalizer.shapes import (
     MAX_VALUE_BYTES,
     PLACEHOLDER,
@@ -34,6 +34,14 @@ STAGES = ("crlf", "trailing", "nfc", "tool_order")
 
 _RULE_KEYS = ("name", "label", "shape", "precision", "mode", "kind", "anchor")
 _RULESET_KEYS = ("version", "replay", "stages", "rules")
+
+MAX_HITS = 16
+MAX_SYSTEM_CHARS = 1_000_000
+_FUEL = 2_000
+_WINDOW = 4_096
+_MARGIN = 64
+"""Bounds on the work that one request can ask for: values per rule, characters of system text, places
+where a label stands, and characters behind a label that are read (a match close to their end is none)."""
 
 _VERB = r"(?:is|are|was|reads|ist|lautet|est|es|è|now)(?![\w])"
 _BOLD = r"(?:\*\*|__)?"
@@ -99,17 +107,25 @@ class Matcher:
     lead: re.Pattern[str]
     max_bytes: int
 
-    def hits(self, text: str, lowered: str, index: int) -> list[Hit]:
-        """Every place in `text` where the label leads a value of the rule's shape; `lowered` aligns with
-        `text`."""
+    def hits(self, regions: Regions, lowered: str, index: int, fuel: list[int]) -> list[Hit] | None:
+        """Every place where the label leads a value of the rule's shape; `lowered` aligns with the text.
+
+        None where there are more than can be judged: `fuel` is how many places may still be looked at, over
+        all rules of one request, and a rule that finds more than MAX_HITS values is taken for a mistake.
+        """
+        text = regions.text
         found: list[Hit] = []
         at = lowered.find(self.needle)
         while at >= 0:
+            fuel[0] -= 1
+            if fuel[0] < 0 or len(found) >= MAX_HITS:
+                return None
             end = at + len(self.needle)
-            match = self.pattern.match(text, end)
-            if match is not None and self._leads(text, at):
+            limit = end + _WINDOW
+            match = self.pattern.match(text, end, limit)
+            if match is not None and match.end() < limit - _MARGIN and self._leads(text, at):
                 start, stop = match.span(match.lastgroup or "value")
-                if self._may_move(text, at, start, stop):
+                if self._may_move(regions, at, start, stop):
                     found.append(Hit(self.rule, index, start, stop, text[at:end], text[start:stop]))
                     end = stop
             at = lowered.find(self.needle, end)
@@ -121,7 +137,8 @@ class Matcher:
             return True
         return self.lead.search("\n" + text[:at] if at < 40 else text[at - 40 : at]) is not None
 
-    def _may_move(self, text: str, label_start: int, start: int, end: int) -> bool:
+    def _may_move(self, regions: Regions, label_start: int, start: int, end: int) -> bool:
+        text = regions.text
         value = text[start:end]
         if not value or PLACEHOLDER in value or len(value.encode()) > self.max_bytes:
             return False
@@ -135,7 +152,7 @@ class Matcher:
             line_start = text.rfind("\n", 0, label_start) + 1
             if not _BILLING_LINE.match(text, line_start):
                 return False
-        return not is_protected(text, label_start, end)
+        return not regions.is_protected(label_start, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,19 +226,21 @@ class Ruleset:
 
 def find_hits(matchers: Sequence[Matcher], texts: Sequence[Text]) -> list[Hit]:
     """Values to move, in text order: ambiguous rules dropped, overlaps decided for the earlier rule."""
+    if sum(len(text.value) for text in texts) > MAX_SYSTEM_CHARS:
+        return []
     lowered = [_lower(text.value) for text in texts]
+    regions = [Regions(text.value) for text in texts]
+    fuel = [_FUEL]
     chosen: list[Hit] = []
     for matcher in matchers:
         anchor = matcher.rule.anchor
         if anchor is not None and not any(anchor in text.value for text in texts):
             continue
-        hits = [
-            hit
-            for index, text in enumerate(texts)
-            if matcher.needle in lowered[index]
-            for hit in matcher.hits(text.value, lowered[index], index)
-        ]
-        if len({hit.value for hit in hits}) > 1:
+        hits: list[Hit] | None = []
+        for index, low in enumerate(lowered):
+            more = matcher.hits(regions[index], low, index, fuel)
+            hits = None if more is None or hits is None else hits + more
+        if hits is None or len({hit.value for hit in hits}) > 1:
             continue
         chosen += [hit for hit in hits if not any(_overlap(hit, other) for other in chosen)]
     chosen.sort(key=lambda hit: (hit.text, hit.start))

@@ -14,6 +14,8 @@ from canonicalizer import Learner, Proposal
 from policies import Route
 
 _QUEUE = 8
+_MAX_SYSTEM_CHARS = 64 * 1024
+"""Longer system texts are not learned from: reading them takes long, and holds up the event loop."""
 
 
 class Learning:
@@ -28,6 +30,9 @@ class Learning:
     def offer(self, route: Route, tenant: str, messages: list[dict[str, Any]]) -> None:
         """Hand over one request's original messages; they must not be changed afterwards."""
         if route.canon.learn.accept == "off" or route.canon.mode == "off":
+            return
+        if _system_chars(messages) > _MAX_SYSTEM_CHARS:
+            self.dropped += 1
             return
         try:
             self._queue.put_nowait((route.name, tenant, messages))
@@ -52,3 +57,14 @@ class Learning:
                 learner = self._learners[route] = Learner()
             await asyncio.to_thread(learner.observe, tenant, messages)
             await asyncio.sleep(self._pause_s)
+
+
+def _system_chars(messages: list[dict[str, Any]]) -> int:
+    total = 0
+    for message in messages:
+        if message.get("role") not in ("system", "developer"):
+            break
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        total += sum(len(p["text"]) for p in parts if isinstance(p, dict) and isinstance(p.get("text"), str))
+    return total
