@@ -1,4 +1,4 @@
-"""No prompt can hold the event loop: the work on hostile system texts is bounded, and they go out as they came."""
+"""No prompt can hold the event loop: the work on hostile system texts is bounded."""
 
 from __future__ import annotations
 
