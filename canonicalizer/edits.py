@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Path = tuple[str | int, ...]
 
@@ -35,8 +35,7 @@ class EditError(ValueError):
     """The edits do not fit the body: a path is missing, a span differs, or it could not be undone exactly."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(NamedTuple):
     """One replaced span. `start == end` is an insertion; offsets are characters of the original value."""
 
     rule: str

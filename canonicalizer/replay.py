@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -31,8 +31,7 @@ _HELD_IN_LOOPS = ("clock", "id", "counter")
 Remember = tuple[tuple[bytes, Entry], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """A block to append to one text of the request."""
 
     text: Text

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from canonicalizer.prompt import Text
 from canonicalizer.regions import Regions
@@ -85,8 +85,7 @@ class Rule:
     anchor: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """A value that a rule found: characters `[start, end)` of system text number `text`."""
 
     rule: Rule

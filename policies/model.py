@@ -159,7 +159,7 @@ class Limits:
     """Bounds on one request."""
 
     body_bytes: int = 32 * 1024 * 1024
-    default_max_tokens: int = 2048
+    default_max_tokens: int = 1024
 
 
 @dataclass(frozen=True, slots=True)

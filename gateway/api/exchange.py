@@ -237,7 +237,7 @@ class Exchange:
         services, entry = self._services, self.entry
         replica = decision.replica
         dialect = DIALECTS[replica.dialect]
-        parsed = plan.parsed
+        parsed, limits = plan.parsed, self._policy.limits
         outgoing = Outgoing(
             raw=plan.canon.raw,
             body=parsed.body,
@@ -248,6 +248,9 @@ class Exchange:
             priority=plan.class_.rank,
             deadline_ms=None,
             request_id=entry.request_id,
+            output_cap=limits.default_max_tokens
+            if self._kind == "chat" and parsed.max_tokens is None
+            else None,
         )
         body = upstream_body(dialect, outgoing, replica.model)
         head = upstream_headers(replica.api_key, entry.request_id, traceparent_of(self._request.headers))

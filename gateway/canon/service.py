@@ -18,7 +18,17 @@ from typing import Any, Literal
 import xxhash
 from prometheus_client import Counter
 
-from canonicalizer import Context, Edit, EditError, ReplayMemory, apply_proved, canonicalize, fence_key
+from canonicalizer import (
+    Canonical,
+    Context,
+    Edit,
+    EditError,
+    ReplayMemory,
+    Ruleset,
+    apply_proved,
+    canonicalize,
+    fence_key,
+)
 from gateway.canon.kill_switch import KillSwitch
 from gateway.telemetry.metrics import Metrics
 from policies import Route
@@ -144,12 +154,9 @@ class CanonService:
         if mode == "off" or not (ruleset.rules or ruleset.stages):
             return CanonOutcome(mode, ruleset.version, raw, messages, body)
         started = time.perf_counter()
-        cpu_started = time.thread_time()
         try:
             memory = self._memory(tenant)
-            canonical = canonicalize(
-                body, ruleset, memory, self.context(tenant), include_observed=mode == "observe"
-            )
+            canonical = self._pipeline(body, ruleset, memory, tenant, mode)
             if mode == "observe" or not canonical.edits:
                 memory.store(canonical.remember, int(time.time()))
                 other = list(canonical.messages) if canonical.edits else None
@@ -158,15 +165,17 @@ class CanonService:
                     mode, ruleset.version, raw, messages, body, canonical.edits, other, elapsed_s=elapsed
                 )
             sent, reason = apply_proved(raw, canonical.edits), None
+            budget = _BUDGET_BASE_S + len(raw) * _BUDGET_PER_CHAR_S
+            if time.perf_counter() - started > budget:
+                # Once more: a busy machine or a garbage collection is no fault of the rules.
+                again = time.perf_counter()
+                apply_proved(raw, self._pipeline(body, ruleset, memory, tenant, mode).edits)
+                reason = "budget" if time.perf_counter() - again > budget else None
         except EditError:
             canonical, sent, reason = None, raw, "mismatch"
         except Exception:  # the pipeline must never fail a request, whatever broke in it
             canonical, sent, reason = None, raw, "exception"
         elapsed = time.perf_counter() - started
-        # Processor time, not wall time: a busy machine is no fault of the rules.
-        spent = time.thread_time() - cpu_started
-        if reason is None and spent > _BUDGET_BASE_S + len(raw) * _BUDGET_PER_CHAR_S:
-            reason = "budget"
         if reason is not None or canonical is None:
             self.count_bypass(route.name, reason or "exception")
             return CanonOutcome(mode, ruleset.version, raw, messages, body, bypass=reason, elapsed_s=elapsed)
@@ -183,6 +192,11 @@ class CanonService:
             messages,
             elapsed_s=elapsed,
         )
+
+    def _pipeline(
+        self, body: Mapping[str, Any], ruleset: Ruleset, memory: ReplayMemory, tenant: str, mode: Mode
+    ) -> Canonical:
+        return canonicalize(body, ruleset, memory, self.context(tenant), include_observed=mode == "observe")
 
     def count_bypass(self, route: str, reason: str) -> None:
         """An enforced request goes out as it came."""

@@ -7,7 +7,8 @@ of the answer again.
 
 | dialect | adds to the body                                                                     | prompt as |
 |---------|--------------------------------------------------------------------------------------|-----------|
-| bundled | `warmfront` {token_ids, seed, priority, deadline_ms, request_id}, `stream_options`   | tokens    |
+| bundled | `warmfront` {token_ids, seed, priority, deadline_ms, request_id}, `stream_options`,  | tokens    |
+|         | `max_tokens` where the client gave no limit                                          |           |
 | vllm    | `stream_options`                                                                     | text      |
 | openai  | `stream_options`                                                                     | text      |
 """
@@ -57,6 +58,8 @@ class Outgoing:
     priority: int
     deadline_ms: int | None
     request_id: str
+    output_cap: int | None = None
+    """Output tokens for a chat that names no limit; only sent to replicas that take tokens."""
 
 
 def upstream_body(dialect: Dialect, outgoing: Outgoing, model: str) -> bytes:
@@ -69,6 +72,9 @@ def upstream_body(dialect: Dialect, outgoing: Outgoing, model: str) -> bytes:
         options = body.get("stream_options")
         merged = {**options, "include_usage": True} if isinstance(options, dict) else {"include_usage": True}
         raw = set_member(raw, "stream_options", orjson.dumps(merged), present="stream_options" in body)
+    if dialect.tokens_in and outgoing.output_cap is not None:
+        cap = orjson.dumps(outgoing.output_cap)
+        raw = set_member(raw, "max_tokens", cap, present="max_tokens" in body)
     if dialect.tokens_in:
         extension: dict[str, object] = {
             "seed": outgoing.seed.hex(),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import gc
 import json
 import os
 import platform
@@ -295,6 +296,8 @@ async def serve_gateway(port: int, upstream: int, dialect: str) -> None:
             if dialect != "bundled" or "chat" in gateway.services.texts:
                 break
             await asyncio.sleep(0.05)
+        gc.collect()
+        gc.freeze()  # as `warmfront serve` does once it is ready
         print("up", flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         enforced = [entry for entry in gateway.ledger.recent(100) if entry.edits and entry.bypass is None]

@@ -15,6 +15,7 @@ import pytest
 MODEL = "smollm2-135m-instruct"
 POLICY = """\
 version: 1
+limits: {default_max_tokens: 24}
 tenants:
   acme: {keys: [{plain: key-acme}]}
   nova: {keys: [{plain: key-nova}]}

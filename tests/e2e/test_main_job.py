@@ -61,6 +61,15 @@ def test_openai_client_chats_and_streams_the_same_text(stack: Stack) -> None:
     assert [m.id for m in api.models.list()] == [MODEL]
 
 
+def test_the_policy_caps_an_answer_whose_request_names_no_limit(stack: Stack) -> None:
+    messages: Any = [{"role": "user", "content": "Count from one to five hundred, in words."}]
+    reply = client(stack).chat.completions.create(
+        model=MODEL, messages=messages, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert reply.usage is not None and reply.usage.completion_tokens == 24
+    assert reply.choices[0].finish_reason == "length"
+
+
 def test_a_second_request_with_another_clock_id_and_user_is_served_from_cache(stack: Stack) -> None:
     first = ask(stack, 1, 0, "Where is my order?")
     second = ask(stack, 2, 0, "Who can correct an address?")

@@ -44,6 +44,13 @@ def test_zero_values_pass_as_given() -> None:  # public report A31
     assert sent.startswith(b'{"model":"m","temperature":0,"top_p":0,"seed":0,"presence_penalty":0,')
 
 
+def test_the_default_output_cap_is_told_to_bundled_replicas_only() -> None:
+    for raw in (b'{"messages":[]}', b'{"max_tokens":null,"messages":[]}'):
+        sent = upstream_body(DIALECTS["bundled"], outgoing(raw, output_cap=8), "")
+        assert orjson.loads(sent)["max_tokens"] == 8
+        assert upstream_body(DIALECTS["openai"], outgoing(raw, output_cap=8), "") == raw
+
+
 def test_an_alias_is_replaced_at_the_top_level_only() -> None:
     sent = upstream_body(DIALECTS["openai"], outgoing(RAW), "served")
     assert sent == RAW.replace(b'"model" : "m"', b'"model" : "served"')
