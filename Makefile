@@ -7,6 +7,22 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 SERVE_ARGS ?=
 
+# pip with what matters of its output: direct requirements, large downloads, warnings; all of it is in the log,
+# whose end is shown when pip fails. $(1): what to install
+define pip_install
+	@rm -f $(VENV)/.failed; \
+	{ PYTHONUNBUFFERED=1 $(PIP) install --progress-bar off -c constraints.txt $(1) 2>&1 || touch $(VENV)/.failed; } | \
+	tee $(VENV)/pip.log | while IFS= read -r line; do case "$$line" in \
+	  "Collecting "*"(from warmfront"*) line=$${line#Collecting }; echo "    resolving $${line%% *}" ;; \
+	  *"Downloading "*.metadata*) ;; \
+	  *"Downloading "*" MB)"*) echo "    downloading $${line#*Downloading }" ;; \
+	  "Installing collected packages: "*) echo "    unpacking $$(echo "$$line" | tr ',' '\n' | wc -l | tr -d ' ') packages" ;; \
+	  "WARNING: Location "*" is ignored: "*) ;; \
+	  WARNING:*) echo "    $$line" ;; \
+	esac; done; \
+	test ! -e $(VENV)/.failed || { tail -n 30 $(VENV)/pip.log; echo "pip failed; all it said is in $(VENV)/pip.log"; exit 2; }
+endef
+
 .PHONY: help install serve test check lint types imports unit e2e coverage demo fmt clean
 .DEFAULT_GOAL := help
 
@@ -20,12 +36,12 @@ $(VENV)/bin/python:
 
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "==> installing Warmfront and its dependencies (torch is the large one)"
-	@$(PIP) install -c constraints.txt -e .
+	$(call pip_install,-e .)
 	@touch $@
 
 $(DEV): $(STAMP)
 	@echo "==> installing test and lint tools"
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	$(call pip_install,-e '.[dev]')
 	@touch $@
 
 install: $(STAMP) ## create .venv and install the runtime

@@ -16,23 +16,27 @@ from engine.config import ConfigError, EngineConfig
 from engine.model.cli import register as register_model
 
 _SERVE_EXAMPLES = """examples:
-  python -m engine serve --model ~/.cache/warmfront/models/smollm2-135m-instruct --port 8001
-  python -m engine serve --fake --port 8001       a replica without weights, for tests of what stands in front
+  {program} serve --model ~/.cache/warmfront/models/smollm2-135m-instruct --port 8001
+  {program} serve --fake --port 8001       a replica without weights, for tests of what stands in front
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     raw = argparse.RawDescriptionHelpFormatter
+    program = os.environ.get("WARMFRONT_PROGRAM", "python -m engine")  # as the person who typed it knows it
     parser = argparse.ArgumentParser(
-        prog="python -m engine",
+        prog=program,
         description="Warmfront's bundled inference engine.",
-        epilog="example: python -m engine serve --model DIR --port 8001",
+        epilog=f"example: {program} serve --model DIR --port 8001",
         formatter_class=raw,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
-        "serve", help="serve one replica", epilog=_SERVE_EXAMPLES, formatter_class=raw
+        "serve",
+        help="serve one replica",
+        epilog=_SERVE_EXAMPLES.format(program=program),
+        formatter_class=raw,
     )
     _add_serve_options(serve)
     serve.set_defaults(run=_serve)

@@ -39,6 +39,16 @@ def switch_command(route: str, mode: str, *, path: Path | None, admin_url: str) 
     return " ".join(words)
 
 
+def canon_on_command(route: str | None, *, admin_url: str) -> str:
+    """The command that lifts the kill switch, of one route or (None) entirely."""
+    words = [program(), "canon", "on"]
+    if route is not None:
+        words += ["--route", shlex.quote(route)]
+    if admin_url != _USUAL_ADMIN:
+        words += ["--admin", admin_url]
+    return " ".join(words)
+
+
 def first_request(policy: Policy, text: str, base_url: str) -> str:
     """A curl command for a streamed chat that the policy lets through; it asks for the key where one is
     needed and no environment variable holds it. `base_url` ends in `/v1`; `text` is the policy's YAML.

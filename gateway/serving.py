@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Iterable
 
@@ -20,8 +19,10 @@ from aiohttp import web
 
 from gateway.admin import AdminPlane
 from gateway.app import Gateway
+from gateway.canon.kill_switch import FILE_NAME
 from gateway.config import GatewayConfig
-from gateway.hints import first_request, switch_command
+from gateway.hints import canon_on_command, first_request, switch_command
+from gateway.listen import PortUnavailable, check_ports
 from gateway.policy_source import PolicySource
 from gateway.supervise import Supervisor
 
@@ -45,11 +46,10 @@ async def serve(config: GatewayConfig, source: PolicySource) -> int:
         loop.add_signal_handler(number, ended.set)
     gateway = Gateway(config, source.policy, on_progress=_progress)
     try:
-        _check_port("--admin-port", config.admin_host, config.admin_port)
-        _check_port("--port", config.host, config.port)
         try:
+            check_ports(config.host, config.port, config.admin_port, admin_host=config.admin_host)
             await gateway.start()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, PortUnavailable) as error:
             raise StartFailed(str(error)) from error
         async with admin_plane(gateway, source, config) as admin_url:
             await _run(gateway, source, admin_url, ended)
@@ -99,7 +99,9 @@ async def admin_plane(gateway: Gateway, source: PolicySource, config: GatewayCon
 
 
 def banner(gateway: Gateway, source: PolicySource, admin_url: str) -> str:
-    """Return what an operator needs next: URLs, a request to try, and how to enforce a route."""
+    """Return what an operator needs next: URLs, a request to try, the kill switch if it is on, and how to
+    enforce a route that is observed.
+    """
     base = f"http://{_reachable(gateway.config.host)}:{gateway.port}/v1"
     policy = gateway.policy
     file = f"{source.path}" if source.in_file else source.name
@@ -113,16 +115,37 @@ def banner(gateway: Gateway, source: PolicySource, admin_url: str) -> str:
         "  try it:",
         f"    {first_request(policy, source.text, base)}",
     ]
-    for route in policy.routes:
-        if route.canon.mode != "enforce":
-            path = source.path if source.in_file else None
-            lines += [
-                "",
-                f"  route {route.name} is in {route.canon.mode}: no prompt is changed. To change that:",
-                f"    {switch_command(route.name, 'enforce', path=path, admin_url=admin_url)}",
-            ]
-            break
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_modes(gateway, source, admin_url)]) + "\n"
+
+
+def _modes(gateway: Gateway, source: PolicySource, admin_url: str) -> list[str]:
+    """What is done to prompts, and the command for the next step."""
+    switch = gateway.kill_switch
+    names = [route.name for route in gateway.policy.routes]
+    killed = [name for name in names if switch.engaged(name)]
+    lines: list[str] = []
+    if killed:
+        which = "all routes" if switch.everything else f"route {', '.join(killed)}"
+        file = gateway.config.runtime_dir / FILE_NAME
+        lines += [
+            "",
+            f"  canonicalization is switched off for {which} (kill switch, {file}). To switch it on:",
+        ]
+        for name in (None,) if switch.everything else killed:
+            lines.append(f"    {canon_on_command(name, admin_url=admin_url)}")
+    live = [route for route in gateway.policy.routes if route.name not in killed]
+    enforced = [route.name for route in live if route.canon.mode == "enforce"]
+    if enforced:
+        lines += ["", f"  enforced: {', '.join(enforced)} (prompts are changed as the rules say)"]
+    observed = next((route.name for route in live if route.canon.mode == "observe"), None)
+    if observed is not None:
+        path = source.path if source.in_file else None
+        lines += [
+            "",
+            f"  route {observed} is in observe: no prompt is changed. To change that:",
+            f"    {switch_command(observed, 'enforce', path=path, admin_url=admin_url)}",
+        ]
+    return lines
 
 
 async def _wait_ready(gateway: Gateway) -> None:
@@ -159,21 +182,6 @@ async def _watch(supervisors: Iterable[Supervisor]) -> None:
                 why = "; ".join(f"{replica.id} {replica.reason}" for replica in supervisor.replicas)
                 raise StartFailed(f"pool {supervisor.spec.pool}: no replica starts: {why}")
         await asyncio.sleep(_WATCH_S)
-
-
-def _check_port(flag: str, host: str, port: int) -> None:
-    """Raises StartFailed when the address can't be bound, before anything slow begins."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StartFailed(f"{flag} {port}: {host}:{port}: {reason}; is another gateway running?") from error
 
 
 def _reachable(host: str) -> str:

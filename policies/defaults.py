@@ -36,6 +36,12 @@ routes:
     canon:
       mode: observe
       replay: true
+      # What may move. The built-in rules name clocks (Current time, Date, Now, Timestamp, ...), ids (Request,
+      # Session, Trace, Conversation and Correlation id) and user names (User, User name, Username), each
+      # behind such a plain label at the start of a line or sentence. To move less, list your own instead:
+      #   rules: [{label: "Current time", shape: clock, precision: minute}]
+      # or keep the built-in ones and switch one off by its label:
+      #   rules: [builtin, {label: "User", shape: name, mode: "off"}]
       rules: builtin
       learn: {accept: propose}
 """

@@ -28,7 +28,7 @@ class Rejection:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """The answer; `route` None means that no route takes the request, `model` None that the pool does not
-    serve it.
+    serve it, or that no model was asked about (`any_model`).
     """
 
     source: str
@@ -37,6 +37,7 @@ class Explanation:
     class_: PriorityClass | None
     model: str | None
     rejected: tuple[Rejection, ...]
+    any_model: bool = False
 
     @property
     def mode(self) -> CanonMode | None:
@@ -67,9 +68,8 @@ class Explanation:
         lines.append(f"route {self.route.name} ({self.source}:{self.line})")
         lines.append(f"  class  {self.class_.name} (rank {self.class_.rank})")
         lines.append(f"  pool   {self.route.pool}")
-        lines.append(
-            f"  model  {self.model or 'not served by this pool: the request is refused (model_not_found)'}"
-        )
+        refused = "not served by this pool: the request is refused (model_not_found)"
+        lines.append(f"  model  {self.model or ('no --model given: any' if self.any_model else refused)}")
         lines.append(
             f"  canon  {canon['mode']}, {canon['rules']} rules, replay {'on' if canon['replay'] else 'off'}"
         )
@@ -90,9 +90,11 @@ def canon_summary(route: Route) -> dict[str, Any]:
 
 
 def explain(
-    policy: Policy, *, tenant: str | None, path: str, model: str, headers: Mapping[str, str]
+    policy: Policy, *, tenant: str | None, path: str, model: str | None, headers: Mapping[str, str]
 ) -> Explanation:
-    """Which route takes this request and why none of the earlier ones does."""
+    """Which route takes this request and why none of the earlier ones does; `model` None asks about no model
+    in particular.
+    """
     rejected: list[Rejection] = []
     for position, route in enumerate(policy.routes):
         line = policy.lines.get(f"routes[{position}]", 0)
@@ -102,6 +104,6 @@ def explain(
             continue
         asked = next((value for name, value in headers.items() if name.lower() == "x-warmfront-class"), None)
         class_ = policy.class_for(policy.tenants.get(tenant or ""), route, asked)
-        served = policy.model_for(model, route.pool)
-        return Explanation(policy.source, route, line, class_, served, tuple(rejected))
-    return Explanation(policy.source, None, 0, None, None, tuple(rejected))
+        served = None if model is None else policy.model_for(model, route.pool)
+        return Explanation(policy.source, route, line, class_, served, tuple(rejected), model is None)
+    return Explanation(policy.source, None, 0, None, None, tuple(rejected), model is None)

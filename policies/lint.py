@@ -1,29 +1,35 @@
 """Finds what a valid policy says but can't mean.
 
 Owns the checks that need the whole policy: routes that nothing reaches, keys and pins that open nothing,
-rules that never match. Every finding has a code, a line and one sentence that says what to do. Must always
-hold: a policy that `default_policy()` gives and the example under `deploy/policies/` have no findings;
-linting 10,000 routes takes seconds.
+rules that never match. Every finding has a code, a line and one sentence that says what to do, and holds no
+key. Must always hold: a policy that `default_policy()` gives has no findings, nor has the example under
+`deploy/policies/` where the variables that it names are set; linting 10,000 routes takes seconds.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
+from policies.defaults import builtin_rules
 from policies.match import admits, pattern_matches
-from policies.model import Policy, Route
+from policies.model import Policy, Pool, Route
 from policies.problems import Problem, child_path, quoted
 
 _LOOPBACK = ("localhost", "127.", "::1")
+_SHOWN_TENANTS = 5
+_BUILTIN_LABELS = frozenset(rule["label"].casefold() for rule in builtin_rules())
 
 
-def lint(policy: Policy) -> list[Problem]:
-    """All findings, in the order of the file."""
+def lint(policy: Policy, env: Mapping[str, str] | None = None) -> list[Problem]:
+    """All findings, in the order of the file. `env` is where the engines' keys are looked up (default: the
+    process's environment).
+    """
     found = [
         *_tenants(policy),
-        *_pools(policy),
+        *_pools(policy, os.environ if env is None else env),
         *_routes(policy),
         *_pins(policy),
     ]
@@ -56,7 +62,7 @@ def _tenants(policy: Policy) -> Iterator[Problem]:
             yield _finding(policy, path, "tenant-without-route", message)
 
 
-def _pools(policy: Policy) -> Iterator[Problem]:
+def _pools(policy: Policy, env: Mapping[str, str]) -> Iterator[Problem]:
     used = {route.pool for route in policy.routes}
     for pool in policy.pools.values():
         path = child_path("pools", pool.name)
@@ -65,9 +71,40 @@ def _pools(policy: Policy) -> Iterator[Problem]:
             yield _finding(policy, path, "unused-pool", message)
         for position, upstream in enumerate(pool.upstreams):
             address = urlsplit(upstream.url)
+            variable = upstream.api_key_env
+            if variable and not env.get(variable):
+                message = f"environment variable {variable} is not set here, so this engine is sent no key"
+                yield _finding(policy, f"{path}.upstreams[{position}].api_key_env", "unset-env", message)
             if upstream.api_key_env and address.scheme == "http" and not _is_local(address.hostname):
                 message = "the key in api_key_env would cross the network in clear; use https"
                 yield _finding(policy, f"{path}.upstreams[{position}].url", "key-over-http", message)
+        yield from _scopes(policy, pool, path)
+
+
+def _scopes(policy: Policy, pool: Pool, path: str) -> Iterator[Problem]:
+    """Tenants that ask for a cache of their own of engines that keep one for all. A group alone on its pool
+    has nobody to be kept apart from.
+    """
+    foreign = next((i for i, each in enumerate(pool.upstreams) if each.dialect != "bundled"), None)
+    if foreign is None:
+        return
+    wanted = [route.match.tenants for route in policy.routes if route.pool == pool.name]
+    here = [each for each in policy.tenants.values() if any(admits(names, each.name) for names in wanted)]
+    several = len({tenant.scope_key for tenant in here}) > 1
+    apart = [
+        tenant.name
+        for tenant in here
+        if tenant.cache_scope == "tenant" or (several and tenant.cache_scope != "all")
+    ]
+    if apart:
+        more = len(apart) - _SHOWN_TENANTS
+        names = ", ".join(apart[:_SHOWN_TENANTS]) + (f" and {more} more" if more > 0 else "")
+        dialect = pool.upstreams[foreign].dialect
+        message = (
+            f"cache_scope of {names} is not enforced by engines of dialect {dialect}: keeping their cached "
+            "prompts apart is up to that engine; use bundled replicas, or say `cache_scope: all`"
+        )
+        yield _finding(policy, f"{path}.upstreams[{foreign}]", "scope-not-enforced", message)
 
 
 def _is_local(host: str | None) -> bool:
@@ -131,7 +168,9 @@ def _rules(policy: Policy, route: Route, path: str) -> Iterator[Problem]:
     for position, rule in enumerate(rules):
         place = f"{path}.rules[{position}]" if listed else f"{path}.rules"
         label = rule.label.casefold()
-        if rule.mode == "off":
+        if rule.mode == "off" and not listed and label in _BUILTIN_LABELS:
+            pass  # it takes the place of a built-in rule, which is how one of those is switched off
+        elif rule.mode == "off":
             yield _finding(policy, place, "rule-never-matches", f"rule {quoted(rule.name)} is off; remove it")
         elif label.rstrip().endswith((":", "=", ">", "\uff1a")):
             message = (
@@ -154,7 +193,11 @@ def _pins(policy: Policy) -> Iterator[Problem]:
             who = "requests without a tenant" if pin.tenant is None else f"tenant {pin.tenant}"
             message = f"route {route.name} does not take {who}, so pin {pin.name} would never be hit"
             yield _finding(policy, path, "pin-without-route", message)
-        bundled = policy.pools[pin.pool].bundled
+        pool = policy.pools[pin.pool]
+        bundled = pool.bundled
+        if bundled is None and all(upstream.dialect != "bundled" for upstream in pool.upstreams):
+            message = f"pool {pin.pool} has no bundled replicas, the only ones that hold pins: it never warms"
+            yield _finding(policy, path, "pin-without-bundled", message)
         if bundled is not None and bundled.pin_budget == 0.0:
             message = f"pool {pin.pool} has a pin_budget of 0%, so pin {pin.name} can't be held"
             yield _finding(policy, path, "pin-without-budget", message)

@@ -46,14 +46,17 @@ def first_values(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def mismatch(
-    match: RouteMatch, tenant: str | None, path: str, model: str, headers: Mapping[str, str]
+    match: RouteMatch, tenant: str | None, path: str, model: str | None, headers: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """The first condition that fails, as (field, reason in words), or None when all hold."""
+    """The first condition that fails, as (field, reason in words), or None when all hold. `model` None: no
+    model is named, so only what takes any model holds.
+    """
     if not admits(match.tenants, tenant):
         who = "the request has no tenant" if tenant is None else f"tenant is {tenant}"
         return "tenants", f"{who}, not {_or(match.tenants)}"
     if not admits(match.models, model):
-        return "models", f"model is {model or 'empty'}, not {_or(match.models)}"
+        what = "no model is named" if model is None else f"model is {model or 'empty'}"
+        return "models", f"{what}, not {_or(match.models)}"
     if not admits(match.paths, path):
         return "paths", f"path is {path}, not {_or(match.paths)}"
     if match.headers:

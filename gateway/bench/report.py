@@ -137,9 +137,8 @@ def percentile_table(figures: Mapping[str, Any]) -> str:
     lines = [f"{'':24}{'mean':>10}{'p50':>10}{'p90':>10}{'p95':>10}{'p99':>10}"]
     names = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2e", "end to end"))
     for key, label in names:
-        cells = "".join(
-            f"{figures[f'{key}_{part}_ms']:>10.1f}" for part in ("mean", "p50", "p90", "p95", "p99")
-        )
+        values = [figures[f"{key}_{part}_ms"] for part in ("mean", "p50", "p90", "p95", "p99")]
+        cells = "".join(f"{'-':>10}" if math.isnan(value) else f"{value:>10.1f}" for value in values)
         lines.append(f"{label + ' (ms)':24}{cells}")
     lines.append(
         f"{figures['requests']} requests, {figures['failed']} failed, {figures['wall_s']:.1f} s, "
@@ -152,9 +151,9 @@ def percentile_table(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def claims_table(rows: Sequence[Row]) -> str:
-    """Return the rows as a text table: name, ours, peer, must, ok."""
-    lines = [f"{'':52}{'ours':>14}{'peer':>14}{'must':>16}  ok"]
+def claims_table(rows: Sequence[Row], *, peer_title: str = "peer") -> str:
+    """Return the rows as a text table: name, ours, what it stands beside (`peer_title`), must, ok."""
+    lines = [f"{'':52}{'ours':>14}{peer_title:>14}{'must':>16}  ok"]
     for row in rows:
         peer = f"{row.peer:,.4g}" if row.peer is not None else ""
         must = f"{row.must[0]} {row.must[1]:,.4g}" if row.must else ""

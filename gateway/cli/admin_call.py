@@ -18,18 +18,26 @@ class NoAnswer(Exception):
 
 
 class Refusal(Exception):
-    """The gateway refused; the message is its own."""
+    """The gateway refused; the message is its own, behind the URL; `reason` is the message alone."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"{url}: {reason}")
+        self.reason = reason
+
+
+class BadUrl(Exception):
+    """What was given for a URL is none."""
 
 
 def ask(admin: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """GET `path`, or POST `body` to it, and return the JSON answer. Raises NoAnswer, Refusal."""
+    """GET `path`, or POST `body` to it, and return the JSON answer. Raises BadUrl, NoAnswer, Refusal."""
     import http.client
     import urllib.error
     import urllib.request
 
     url = admin.rstrip("/") + path
     if not url.startswith(("http://", "https://")):
-        raise NoAnswer(f"--admin wants a URL like {USUAL_ADMIN}, not {admin}")
+        raise BadUrl(f"--admin wants a URL like {USUAL_ADMIN}, not {admin}")
     data = None if body is None else json.dumps(body).encode()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -38,7 +46,7 @@ def ask(admin: str, path: str, body: dict[str, Any] | None = None) -> dict[str, 
             answer = json.loads(response.read(_MAX_BYTES))
     except urllib.error.HTTPError as error:
         with error:
-            raise Refusal(f"{url}: {_message(error.read(_MAX_BYTES)) or f'HTTP {error.code}'}") from None
+            raise Refusal(url, _message(error.read(_MAX_BYTES)) or f"HTTP {error.code}") from None
     except (http.client.HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise NoAnswer(f"no answer from {url}: {getattr(reason, 'strerror', None) or reason}") from None
@@ -50,6 +58,6 @@ def ask(admin: str, path: str, body: dict[str, Any] | None = None) -> dict[str, 
 def _message(raw: bytes) -> str:
     try:
         error = json.loads(raw)["error"]
-        return str(error["message"])
+        return error if isinstance(error, str) else str(error["message"])
     except (ValueError, KeyError, TypeError):
         return ""

@@ -26,10 +26,12 @@ def register(subparsers: Any) -> None:
         "--model", default="smollm2-135m-instruct", help="model name to ask for (default: %(default)s)"
     )
     run.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="default: $OPENAI_API_KEY")
+    run.add_argument("--concurrency", type=_positive, help="closed loop: requests in flight (default: 2)")
     run.add_argument(
-        "--concurrency", type=_positive, default=2, help="closed loop: requests in flight (default: 2)"
+        "--rate",
+        type=_positive_float,
+        help="open loop: conversations started per second; not with --concurrency",
     )
-    run.add_argument("--rate", type=_positive_float, help="open loop: conversations started per second")
     run.add_argument(
         "--arrivals", choices=("poisson", "constant"), default="poisson", help="open loop arrivals"
     )
@@ -53,7 +55,7 @@ def register(subparsers: Any) -> None:
     run.set_defaults(handler=_run)
     demo = actions.add_parser(
         "demo",
-        help="measure off, cost routing and the full pipeline side by side",
+        help="measure round robin, cost routing and the full pipeline side by side",
         epilog="example: DEMO_EXIT=1 warmfront bench demo",
     )
     demo.add_argument(
@@ -87,6 +89,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from gateway.bench import load, report, workload
     from gateway.bench.progress import ProgressBar
 
+    if arguments.rate is not None and arguments.concurrency is not None:
+        print("bench: --rate (open loop) and --concurrency (closed loop) exclude each other", file=sys.stderr)
+        return 2
     try:
         if arguments.requests:
             text = Path(arguments.requests).read_text(encoding="utf-8")
@@ -101,13 +106,17 @@ def _run(arguments: argparse.Namespace) -> int:
                 max_tokens=arguments.max_tokens,
                 seed=arguments.seed,
             )
-    except (OSError, UnicodeDecodeError, workload.WorkloadError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        print(f"bench: {arguments.requests}: {reason or error}", file=sys.stderr)
+        return 2
+    except workload.WorkloadError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     options = load.LoadOptions(
         arguments.base_url,
         arguments.model,
-        concurrency=arguments.concurrency,
+        concurrency=arguments.concurrency or 2,
         rate_per_s=arguments.rate,
         arrivals=arguments.arrivals,
         api_key=arguments.api_key,
@@ -115,8 +124,14 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     result = asyncio.run(load.run_load(conversations, options, ProgressBar("requests")))
-    figures = report.summary(result)
     errors = [item.error for item in result.requests if item.error]
+    if len(errors) == len(result.requests):
+        print(
+            f"bench: all {len(errors)} requests to {arguments.base_url} failed; first: {errors[0]}",
+            file=sys.stderr,
+        )
+        return 2
+    figures = report.summary(result)
     if arguments.json != "-":
         print(report.percentile_table(figures))
     if errors:
@@ -127,7 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
             print(payload)
         else:
             Path(arguments.json).write_text(payload + "\n", encoding="utf-8")
-    return 0 if len(errors) < len(result.requests) else 2
+    return 0
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from canonicalizer import (
     undo,
 )
 from gateway.cli import canon_switch
+from gateway.cli.canon_preview import NoPreview, preview_of
 
 _SECRET = b"warmfront canon"
 _TENANT = "cli"
@@ -65,14 +66,27 @@ def register(subparsers: Any) -> None:
     diff = actions.add_parser(
         "diff",
         help="show what would change in a request body, or in each request of a JSONL log",
-        epilog="example: warmfront canon diff request.json -r rules.yaml",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Show what would change in a request body, or in each request of a JSONL log.\n"
+        "With a policy it is what `enforce` on the route would do, but for the gateway's own words that\n"
+        "mark the context block. Several requests share one tenant's replay memory, as in the gateway.",
+        epilog="example: warmfront canon diff request.json --policy warmfront.yaml --route default",
     )
     diff.add_argument(
         "file", metavar="FILE", help="a request body (JSON) or a log of them (JSONL); - reads stdin"
     )
     diff.add_argument(
-        "-r", "--rules", metavar="RULES", help="ruleset (YAML); default: what the file itself shows"
+        "-r",
+        "--rules",
+        metavar="RULES",
+        help="ruleset (YAML); without it and without a policy: what the file itself shows",
     )
+    diff.add_argument(
+        "--policy",
+        metavar="POLICY",
+        help="preview a route of this policy (default: WARMFRONT_POLICY, else ./warmfront.yaml)",
+    )
+    diff.add_argument("--route", metavar="ROUTE", help="the route (default: the policy's only one)")
     diff.add_argument("--json", action="store_true", help="print the edits as JSON")
     diff.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
     diff.set_defaults(handler=_guarded(_diff))
@@ -104,31 +118,69 @@ def register(subparsers: Any) -> None:
 
 def _diff(args: argparse.Namespace) -> int:
     requests = list(_read_requests(args.file))
-    note = ""
+    preview, note = None, ""
+    if args.rules and (args.policy or args.route):
+        raise _InputError("-r gives the rules; --policy and --route take them from a policy: use one of them")
+    if not args.rules:
+        try:
+            preview, note = preview_of(args.policy, args.route)
+        except NoPreview as error:
+            raise _InputError(str(error)) from None
     if args.rules:
         ruleset = _read_ruleset(args.rules)
+    elif preview is not None:
+        ruleset, note = preview.ruleset, str(preview)
     else:
         floor = 1 if len(requests) == 1 else 2
-        proposals = _observed(requests).proposals(values=floor, requests=floor)
-        ruleset = ruleset_from(proposals)
-        note = (
-            "One request holds no evidence: this could move once it is seen to vary, or named by a rule."
-            if floor == 1
-            else f"Rules learned from these {len(requests)} requests; -r applies a ruleset instead."
-        )
-    results = [(request, _canonical(request, ruleset, ReplayMemory())) for request in requests]
+        ruleset = ruleset_from(_observed(requests).proposals(values=floor, requests=floor))
+    results = _in_order(requests, ruleset, observed=preview is None)
+    edited = any(result.edits for _, result in results)
     if args.json:
-        rows = [{"line": request.line, **_record(result)} for request, (result, _) in results]
-        print(json.dumps({"ruleset": ruleset.to_dict(), "requests": rows}, ensure_ascii=False, indent=2))
+        rows = [{"line": request.line, **_record(result)} for request, result in results]
+        report = {"ruleset": ruleset.to_dict(), "requests": rows}
+        if preview is not None:
+            report |= {"policy": preview.policy, "route": preview.route, "mode": preview.mode}
+        print(json.dumps(report, ensure_ascii=False, indent=2))
         return 0
     colored = args.color == "always" or (
         args.color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     )
-    if note:
-        print(_paint(note, _DIM, colored))
-    for request, (result, _) in results:
+    notes = [note] if note else []
+    if not args.rules and preview is None:
+        notes.append(_evidence(len(requests), edited))
+    for line in notes:
+        print(_paint(line, _DIM, colored))
+    for request, result in results:
         _print_diff(request, result, colored)
+    if not edited and (args.rules or preview is not None):
+        print(
+            _paint("Nothing would change: none of the rules finds a value that it may move.", _DIM, colored)
+        )
     return 0
+
+
+def _evidence(count: int, edited: bool) -> str:
+    """What the edits shown are worth when the rules come from the requests themselves."""
+    if count > 1:
+        return f"Rules learned from these {count} requests; -r or --policy applies others instead."
+    if edited:
+        return "One request holds no evidence: this could move once it is seen to vary, or named by a rule."
+    return "Nothing in this request looks as if it varied. --policy and --route show what a route's rules do."
+
+
+def _in_order(
+    requests: list[_Request], ruleset: Ruleset, *, observed: bool
+) -> list[tuple[_Request, Canonical]]:
+    """The requests as one gateway would treat them one after another, with one tenant's replay memory.
+    `observed`: rules in mode `observe` are applied too.
+    """
+    memory = ReplayMemory()
+    results = []
+    for request in requests:
+        result, _ = _canonical(request, ruleset, memory, observed=observed)
+        memory.store(result.remember, 0)
+        results.append((request, result))
+    return results
 
 
 def _learn(args: argparse.Namespace) -> int:
@@ -170,10 +222,12 @@ def _apply(args: argparse.Namespace) -> int:
     return 0
 
 
-def _canonical(request: _Request, ruleset: Ruleset, memory: ReplayMemory) -> tuple[Canonical, bytes]:
+def _canonical(
+    request: _Request, ruleset: Ruleset, memory: ReplayMemory, *, observed: bool = True
+) -> tuple[Canonical, bytes]:
     """The canonical form and its bytes; the original where the edits can't be undone exactly."""
     context = Context(_TENANT, fence_key(_SECRET, _TENANT), _SECRET)
-    result = canonicalize(request.body, ruleset, memory, context, include_observed=True)
+    result = canonicalize(request.body, ruleset, memory, context, include_observed=observed)
     try:
         raw = apply_edits(request.raw, result.edits)
         if undo(result.edits, raw) == request.raw:
@@ -227,7 +281,7 @@ def _paint(text: str, color: str, colored: bool) -> str:
 
 
 def _record(result: Canonical) -> dict[str, Any]:
-    return {"edits": [asdict(edit) for edit in result.edits], "reason": result.reason}
+    return {"edits": [edit._asdict() for edit in result.edits], "reason": result.reason}
 
 
 def _proposal_row(proposal: Proposal) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """`warmfront canon off` and `on`: the kill switch of canonicalization.
 
-Always holds: `off` works whether or not a gateway answers: without one, the file that every gateway of this
-machine watches is written, and it survives restarts.
+Always holds: `off` works whether or not a gateway answers: without one, the file that the gateways of a
+runtime directory watch is written, and it survives restarts. Exit code 0 means that a gateway confirmed it,
+or that the directory was named; 2 that it may have reached nobody.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from gateway.cli.admin_call import USUAL_ADMIN, NoAnswer, Refusal, ask
+from gateway.cli.admin_call import USUAL_ADMIN, BadUrl, NoAnswer, Refusal, ask
 
 _SUMMARIES = {
     "off": "send prompts as they come, at once, until `canon on` (the kill switch)",
@@ -45,30 +47,58 @@ def register(actions: Any) -> None:
 
 
 def _switch(arguments: argparse.Namespace) -> int:
-    route = arguments.route
+    from gateway.canon.kill_switch import FILE_NAME, KillSwitch
+
+    route, directory = arguments.route, arguments.runtime_dir
+    done = f"canonicalization {arguments.switch} for {route or 'all routes'}"
     try:
         answer = ask(arguments.admin, f"/admin/canon/{arguments.switch}", {"route": route})
-        done = f"{arguments.admin}: canonicalization {arguments.switch} for {route or 'all routes'}"
-    except Refusal as error:
+        lines, code = [f"{arguments.admin}: {done}"], 0
+    except (BadUrl, Refusal) as error:
         print(f"warmfront canon: {error}", file=sys.stderr)
         return 2
-    except NoAnswer as error:
+    except NoAnswer:
+        folder = runtime_dir(directory)
+        path = folder / FILE_NAME
         try:
-            path = _write(arguments)
+            switch = KillSwitch(folder)
+            (switch.set_off if arguments.switch == "off" else switch.set_on)(route)
         except OSError as failure:
-            print(f"warmfront canon: {error}; {failure.filename}: {failure.strerror}", file=sys.stderr)
+            where = f"{failure.filename or path}: {failure.strerror or failure}"
+            silence = f"no gateway answered at {arguments.admin}, and {where}; nothing was switched"
+            print(f"warmfront canon: {silence}", file=sys.stderr)
             return 2
-        answer = {arguments.switch: route or "all routes", "file": str(path)}
-        done = f"{error}\n{path}: canonicalization {arguments.switch} for {route or 'all routes'}"
-    print(json.dumps(answer, indent=2) if arguments.json else done)
-    return 0
+        still = [route] if arguments.switch == "on" and route is not None and switch.engaged(route) else []
+        answer = {arguments.switch: route or "all routes", "file": str(path), "still_off": still}
+        note = (
+            f"no gateway answered at {arguments.admin}: "
+            f"written to {path} for gateways with that runtime directory"
+        )
+        lines, code = [note, f"{path}: {done}"], 0 if directory is not None else 2
+    if arguments.json:
+        print(json.dumps({**answer, "confirmed": "file" not in answer}, indent=2))
+        return code
+    if arguments.switch == "off":
+        lines.append(f"to go back: {_command(arguments, 'on', route)}")
+    elif still_off := answer.get("still_off"):
+        lines.append(
+            f"still off: {', '.join(map(str, still_off))}; to lift it: {_command(arguments, 'on', None)}"
+        )
+    print("\n".join(lines))
+    return code
 
 
-def _write(arguments: argparse.Namespace) -> Path:
-    from gateway.canon.kill_switch import FILE_NAME, KillSwitch
+def runtime_dir(given: Path | None) -> Path:
+    """The runtime directory that a gateway has when it is told `given`."""
     from gateway.cli.serve import home
 
-    directory: Path = (arguments.runtime_dir or home(os.environ) / "run").expanduser()
-    switch = KillSwitch(directory)
-    (switch.set_off if arguments.switch == "off" else switch.set_on)(arguments.route)
-    return directory / FILE_NAME
+    return (given or home(os.environ) / "run").expanduser()
+
+
+def _command(arguments: argparse.Namespace, switch: str, route: str | None) -> str:
+    words = ["warmfront", "canon", switch]
+    for flag, value in (("--route", route), ("--runtime-dir", arguments.runtime_dir)):
+        words += [] if value is None else [flag, shlex.quote(str(value))]
+    if arguments.admin != USUAL_ADMIN:
+        words += ["--admin", shlex.quote(arguments.admin)]
+    return " ".join(words)

@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = arguments[0] if arguments else None
     if command in _ENGINE_COMMANDS:
         rest = arguments[1:] if command == "engine" else arguments
-        os.execv(sys.executable, [sys.executable, "-m", "engine", *rest])
+        name = "warmfront engine" if command == "engine" else "warmfront"  # what its usage lines begin with
+        env = {**os.environ, "WARMFRONT_PROGRAM": name}
+        os.execve(sys.executable, [sys.executable, "-m", "engine", *rest], env)
     if command in ("-V", "--version"):
         from importlib.metadata import version
 

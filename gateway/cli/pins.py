@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from gateway.cli.admin_call import USUAL_ADMIN, NoAnswer, Refusal, ask
+from gateway.cli.admin_call import USUAL_ADMIN, BadUrl, NoAnswer, Refusal, ask
 
 _COLUMNS = ("name", "tenant", "replica", "state", "tokens", "computed_tokens")
 _HEADS = ("pin", "tenant", "replica", "state", "tokens", "computed")
@@ -31,7 +31,7 @@ def _pins(arguments: argparse.Namespace) -> int:
         state = ask(arguments.admin, "/admin/pins")
         table = [_HEADS, *(_row(pin) for pin in state["pins"])]
         warmed = f"warm-up: {state['warmup_tokens']:,} tokens in {state['warmup_s']:.1f} s"
-    except (NoAnswer, Refusal) as error:
+    except (BadUrl, NoAnswer, Refusal) as error:
         print(f"warmfront pins: {error}", file=sys.stderr)
         return 2
     except (KeyError, TypeError, ValueError):

@@ -1,37 +1,34 @@
-"""`warmfront policy`: lint, explain, show, and switch one route between off, observe and enforce.
+"""`warmfront policy`: the command line, and the actions that only read: lint, explain, show.
 
-Owns the words that a person reads when changing a policy. Must always hold: a file that does not load is
-never written; when the running gateway refuses the change, the file gets its old text back; every switch
-prints the command that undoes it. Exit codes: 0 done, 1 `lint` found something, 2 used wrongly or not done.
+Owns the words that a person reads about a policy, and how faults become messages; what changes something
+is in `policy_switch`. Must always hold: no key and no prompt is printed. Exit codes: 0 done, 1 `lint` found
+something, 2 used wrongly or not done.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import http.client
 import json
 import os
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway import policy_file
+from gateway.cli import policy_switch
+from gateway.cli.admin_call import USUAL_ADMIN, BadUrl, NoAnswer, Refusal
 
 if TYPE_CHECKING:
     from policies import Policy
 
-_ADMIN = "http://127.0.0.1:9090"
-_TIMEOUT_S = 10.0
 _EXAMPLES = {
     "lint": "example: warmfront policy lint warmfront.yaml",
-    "explain": "example: warmfront policy explain warmfront.yaml --tenant acme --header 'x-app: chat'",
+    "explain": "example: warmfront policy explain --model smollm2-135m-instruct --header 'x-app: chat'",
     "enforce": "example: warmfront policy enforce chat",
     "observe": "example: warmfront policy observe chat",
     "off": "example: warmfront policy off chat",
+    "reload": "example: warmfront policy reload --admin http://127.0.0.1:9090",
     "show": "example: warmfront policy show --json",
 }
 _SUMMARIES = {
@@ -40,6 +37,7 @@ _SUMMARIES = {
     "enforce": "canonicalize the requests of a route",
     "observe": "forward a route's requests untouched and measure what could be recovered",
     "off": "switch canonicalization of a route off",
+    "reload": "have the running gateway read its policy file again",
     "show": "print the policy in short",
 }
 
@@ -72,7 +70,7 @@ def register(subparsers: Any) -> None:
     explain_parser.add_argument("file", nargs="?", metavar="FILE", help=f"policy file ({found})")
     explain_parser.add_argument("--tenant", help="name of the tenant (none: a request without a key)")
     explain_parser.add_argument("--path", default="/v1/chat/completions", help="request path (%(default)s)")
-    explain_parser.add_argument("--model", default="", help="model name that the client sends")
+    explain_parser.add_argument("--model", help="model name that the client sends (none: any)")
     explain_parser.add_argument(
         "--header",
         action="append",
@@ -84,15 +82,19 @@ def register(subparsers: Any) -> None:
     show_parser.add_argument(
         "--policy", metavar="FILE", help=f"policy file ({found}, else the built-in policy)"
     )
-    for mode in ("enforce", "observe", "off"):
-        switch = add(mode, _switch)
-        switch.set_defaults(mode=mode)
-        switch.add_argument("route", metavar="ROUTE", help="name of the route")
-        switch.add_argument(
-            "--policy", metavar="FILE", help=f"policy file ({found}, else the running gateway)"
+    reload_parser = add("reload", policy_switch.reload)
+    switches = [add(mode, policy_switch.switch) for mode in ("enforce", "observe", "off")]
+    for mode, parser in zip(("enforce", "observe", "off"), switches, strict=True):
+        parser.set_defaults(mode=mode)
+        parser.add_argument("route", metavar="ROUTE", help="name of the route")
+        parser.add_argument(
+            "--policy",
+            metavar="FILE",
+            help="policy file (default: what the gateway serves; without one, as for `lint`)",
         )
-        switch.add_argument(
-            "--admin", metavar="URL", default=_ADMIN, help="admin listener of the gateway (%(default)s)"
+    for parser in (reload_parser, *switches):
+        parser.add_argument(
+            "--admin", metavar="URL", default=USUAL_ADMIN, help="admin plane of the gateway (%(default)s)"
         )
 
 
@@ -111,7 +113,7 @@ def _guarded(handler: Callable[[argparse.Namespace], int]) -> Callable[[argparse
             for problem in () if args.json else problems:
                 print(problem, file=sys.stderr)
             return 2
-        except (_Failure, UnicodeDecodeError) as error:
+        except (_Failure, BadUrl, NoAnswer, Refusal, policy_switch.NotDone, UnicodeDecodeError) as error:
             message = (
                 "the policy file is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
             )
@@ -265,120 +267,3 @@ def _table(title: str, rows: list[dict[str, Any]]) -> str:
         "  ".join(f"{text[:40]:<{w}}" for text, w in zip(line, widths, strict=True)).rstrip()
         for line in cells
     )
-
-
-# -- switching --
-
-
-def _switch(args: argparse.Namespace) -> int:
-    path = policy_file.find_policy_file(args.policy, os.environ)
-    report = _switch_gateway(args) if path is None else _switch_file(args, path)
-    if args.json:
-        print(json.dumps(report, indent=2))
-        return 0
-    before, after = report["before"], report["after"]
-    if before == after:
-        print(f"route {args.route}: is in {after} already; nothing changed")
-    else:
-        print(f"route {args.route}: {before or 'another mode'} -> {after}")
-    if path is not None:
-        print(f"file: {path} (version {report['version']})")
-    print(f"gateway: {report['gateway']}")
-    if before not in (after, None):
-        named = f" --policy {args.policy}" if args.policy else ""
-        admin = f" --admin {args.admin}" if args.admin != _ADMIN else ""
-        print(f"to go back: warmfront policy {before} {args.route}{named}{admin}")
-    return 0
-
-
-def _switch_file(args: argparse.Namespace, path: Path) -> dict[str, Any]:
-    from policies import load_policy, set_canon_mode
-
-    text = policy_file.read_text(path)
-    read_file = policy_file.read_beside(path)
-    old = load_policy(text, source=str(path), read_file=read_file)
-    changed = set_canon_mode(text, args.route, args.mode, source=str(path))
-    new = load_policy(changed, source=str(path), read_file=read_file)
-    if changed != text:
-        policy_file.replace_text(path, text, changed)
-    status, answer = _post(args.admin, "/admin/policy/reload", {})
-    if status is None:
-        gateway = f"none answers at {args.admin}; the new mode holds when it starts"
-    elif status >= 400:
-        if changed != text:
-            policy_file.replace_text(path, changed, text)
-        raise _Failure(
-            f"the gateway at {args.admin} refused it ({_reason(status, answer)}); the file is unchanged"
-        )
-    elif answer.get("text_sha256") == hashlib.sha256(changed.encode()).hexdigest():
-        gateway = f"{args.admin} reloaded"  # versions may differ: keys come from each process's environment
-    elif answer.get("version") not in (None, new.version):
-        gateway = f"{args.admin} reloaded, but runs another policy (version {answer['version']})"
-    else:
-        gateway = f"{args.admin} reloaded"
-    return {
-        "ok": True,
-        "route": args.route,
-        "before": old.route(args.route).canon.mode,
-        "after": args.mode,
-        "file": str(path),
-        "version": new.version,
-        "gateway": gateway,
-        "reloaded": status is not None,
-    }
-
-
-def _switch_gateway(args: argparse.Namespace) -> dict[str, Any]:
-    """Without a file here, the running gateway is asked; it edits its own file where it has one."""
-    status, answer = _post(args.admin, "/admin/policy/mode", {"route": args.route, "mode": args.mode})
-    if status is None:
-        raise _Failure(
-            f"no policy file here, and no gateway answers at {args.admin}; use --policy FILE or --admin URL"
-        )
-    if status >= 400:
-        raise _Failure(f"the gateway at {args.admin} refused: {_reason(status, answer)}")
-    before = next(
-        (answer[key] for key in ("before", "previous", "old_mode") if isinstance(answer.get(key), str)), None
-    )
-    return {
-        "ok": True,
-        "route": args.route,
-        "before": before,
-        "after": args.mode,
-        "file": None,
-        "version": answer.get("version"),
-        "gateway": f"{args.admin} changed",
-        "reloaded": True,
-    }
-
-
-def _post(admin: str, path: str, body: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
-    """(status, JSON answer); status None when nothing listens there."""
-    url = admin.rstrip("/") + path
-    if not url.startswith(("http://", "https://")):
-        raise _Failure(f"--admin wants a URL like {_ADMIN}, not {admin}")
-    headers = {"Content-Type": "application/json", "Accept": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=_TIMEOUT_S) as response:
-            return response.status, _decoded(response.read(1_000_000))
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, _decoded(error.read(1_000_000))
-    except (http.client.HTTPException, OSError, ValueError):  # URLError is an OSError
-        return None, {}
-
-
-def _decoded(raw: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(raw or b"{}")
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
-
-
-def _reason(status: int, answer: dict[str, Any]) -> str:
-    error = answer.get("error")
-    message = error.get("message") if isinstance(error, dict) else error
-    return str(message) if message else f"HTTP {status}"

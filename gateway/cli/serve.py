@@ -2,7 +2,7 @@
 
 Owns start-up order and what the operator sees of it: policy, models, replicas, then listeners; one line
 per step, and the banner when the first request can be sent. Always holds: a start that can't succeed
-ends with exit code 2 and says which flag, field or file:line is at fault.
+ends with exit code 2 and says which flag, field or file:line is at fault, and has written no policy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gateway.policy_source import PolicySource
+
+
+_MAX_WARNINGS = 20
 
 
 class _Refused(Exception):
@@ -77,8 +80,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     from policies import PolicyError
 
     try:
-        source = _policy_source(arguments.policy, write_missing=not arguments.alone)
+        if arguments.port and arguments.port == arguments.admin_port:
+            raise _Refused(f"--port and --admin-port are both {arguments.port}")
+        source = _policy_source(arguments)
         _check(arguments, source)
+        _check_ports(arguments)
     except PolicyError as error:
         _say(str(error))
         return 2
@@ -86,6 +92,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         _say(f"error: {error}")
         return 2
 
+    _warn(source)
     import uvloop
 
     from gateway.config import GatewayConfig
@@ -105,7 +112,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         return 2
     for model in _missing_models(source, base / "models"):
         command = [sys.executable, "-m", "engine", "model", "pull", model]
-        if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+        if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:  # stderr has it all
             _say(f"error: model {model}: could not be fetched")
             return 2
     config = GatewayConfig(runtime_dir=runtime_dir, models_dir=base / "models", secret=secret, **listeners)
@@ -147,11 +154,30 @@ def _check(arguments: argparse.Namespace, source: PolicySource) -> None:
     host = arguments.host
     if not (host in ("localhost", "::1") or host.startswith("127.")) and not policy.requires_key:
         raise _Refused(f"--host {host}: without tenants in {source.name} only loopback addresses are bound")
-    if arguments.port and arguments.port == arguments.admin_port:
-        raise _Refused(f"--port and --admin-port are both {arguments.port}")
 
 
-def _policy_source(path: Path | None, *, write_missing: bool) -> PolicySource:
+def _check_ports(arguments: argparse.Namespace) -> None:
+    """Raises _Refused when a listener can't be bound."""
+    from gateway import listen
+
+    try:
+        listen.check_ports(arguments.host, arguments.port, arguments.admin_port)
+    except listen.PortUnavailable as error:
+        raise _Refused(str(error)) from None
+
+
+def _warn(source: PolicySource) -> None:
+    """Say what `policy lint` finds, a line each."""
+    from policies import lint
+
+    findings = lint(source.policy)
+    for finding in findings[:_MAX_WARNINGS]:
+        _say(f"warning: {finding}")
+    if len(findings) > _MAX_WARNINGS:
+        _say(f"warning: {source.name}: {len(findings) - _MAX_WARNINGS} more; see `warmfront policy lint`")
+
+
+def _policy_source(arguments: argparse.Namespace) -> PolicySource:
     """The named policy, ./warmfront.yaml, or the default (written there for the next time).
 
     Raises PolicyError, _Refused.
@@ -160,15 +186,17 @@ def _policy_source(path: Path | None, *, write_missing: bool) -> PolicySource:
     from gateway.policy_source import PolicySource
     from policies import DEFAULT_POLICY_TEXT
 
+    path: Path | None = arguments.policy
     variable = os.environ.get(VARIABLE)
     flag = "--policy" if path else f"${VARIABLE}"
     named = path or (Path(variable) if variable else None)
     file = named or Path(DEFAULT_NAME)
     if named is None and not file.exists():
-        if not write_missing:
+        if arguments.alone:
             raise _Refused(
                 f"no policy: name one with --policy FILE or ${VARIABLE}, or write ./{DEFAULT_NAME}"
             )
+        _check_ports(arguments)
         _say(f"writing {file} (observe: no prompt is changed)")
         try:
             file.write_text(DEFAULT_POLICY_TEXT, encoding="utf-8")

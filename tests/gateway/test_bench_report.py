@@ -60,6 +60,19 @@ def test_summary_weights_the_hit_rate_by_tokens_and_leaves_failures_out() -> Non
     assert "80.0%" in table and "1 failed" in table
 
 
+def test_a_figure_that_no_request_gave_is_a_dash() -> None:
+    lone = _measured(0.1, 0)
+    lone.gaps_s, lone.output_tokens = [], 1
+    table = percentile_table(summary(LoadResult((lone,), 1.0)))
+    assert "nan" not in table
+    assert [line.split()[2:] for line in table.splitlines() if line.startswith("TPOT")] == [["-"] * 5]
+
+
+def test_the_claims_name_what_they_stand_beside() -> None:
+    table = claims_table([Row("a", "ms", 1.0, peer=2.0)], peer_title="(a)")
+    assert table.splitlines()[0].split() == ["ours", "(a)", "must", "ok"]
+
+
 def test_document_is_json_with_machine_command_and_date() -> None:
     value = json.loads(json.dumps(document([Row("a", "ms", 1.0)], extra=1)))
     assert set(value) == {"machine", "command", "date", "rows", "extra"}

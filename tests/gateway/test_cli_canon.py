@@ -12,6 +12,14 @@ import pytest
 from canonicalizer import Ruleset
 from gateway.cli import canon
 
+
+@pytest.fixture(autouse=True)
+def no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No policy in the environment or in the folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WARMFRONT_POLICY", raising=False)
+
+
 BODY = "You help customers of a bicycle workshop. Answer in two sentences at most."
 
 
@@ -95,6 +103,91 @@ def test_diff_with_rules_and_json(tmp_path: Path, log: Path, capsys: Any) -> Non
     assert Ruleset.from_dict(shown["ruleset"]).rules[0].label == "Current time"
     assert [row["line"] for row in shown["requests"]] == [1, 2]
     assert shown["requests"][0]["edits"][0]["after"] == "[see context]"
+
+
+ROUTES = """\
+version: 1
+routes:
+  - name: plain
+    canon: {rules: [{label: Current time, shape: clock}, {label: Ticket, shape: line, mode: observe}]}
+  - {name: usual, match: {paths: [/v1/x]}}
+  - {name: still, match: {paths: [/v1/y]}, canon: {mode: enforce, rules: [], share: 25%}}
+"""
+
+
+def test_diff_previews_what_enforce_on_a_route_would_do(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(request("08:01\nTicket: A-5")))
+    policy = tmp_path / "p.yaml"
+    policy.write_text(ROUTES)
+    assert run("diff", str(path), "--policy", str(policy), "--route", "plain") == 0
+    shown = capsys.readouterr().out
+    assert f"route plain of {policy} (is in observe: this is what `enforce` would send)" in shown
+    assert "+ Current time: [see context]" in shown
+    assert "Ticket: [see context]" not in shown, "a rule in observe moves nothing under enforce"
+    assert run("diff", str(path), "--policy", str(policy), "--route", "usual", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["route"], report["mode"]) == ("usual", "observe")
+    assert "Request id" in [rule["label"] for rule in report["ruleset"]["rules"]], "the built-in rules"
+    assert report["requests"][0]["edits"][0]["after"] == "[see context]"
+    assert run("diff", str(path), "--policy", str(policy), "--route", "still") == 0
+    shown = capsys.readouterr().out
+    assert "(enforced, on 25% of the conversations)" in shown
+    assert "0 edits" in shown and "Nothing would change" in shown and "could move" not in shown
+
+
+def test_diff_takes_the_policy_that_lies_here_where_it_has_one_route(tmp_path: Path, capsys: Any) -> None:
+    Path("request.json").write_text(json.dumps(request("08:01")))
+    Path("warmfront.yaml").write_text("version: 1\nroutes: [{name: only}]\n")
+    assert run("diff", "request.json") == 0
+    shown = capsys.readouterr().out
+    assert "route only of warmfront.yaml" in shown and "see context" in shown and "no evidence" not in shown
+    Path("warmfront.yaml").write_text(ROUTES)
+    assert run("diff", "request.json") == 0
+    shown = capsys.readouterr().out
+    assert "warmfront.yaml has 3 routes; choose one with --route: plain, usual, still" in shown
+    assert "One request holds no evidence" in shown
+
+
+def test_a_preview_of_a_log_replays_as_the_gateway_does(tmp_path: Path, capsys: Any) -> None:
+    first, second = request("2027-04-05T08:01:02Z"), request("2027-04-05T09:30:00Z")
+    second["messages"] += [{"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "more"}]
+    Path("log").write_text("\n".join(map(json.dumps, (first, second))))
+    for replay, again in (("true", True), ("false", False)):
+        Path("p.yaml").write_text(f"version: 1\nroutes: [{{name: r, canon: {{replay: {replay}}}}}]\n")
+        assert run("diff", "log", "--policy", "p.yaml", "--json") == 0
+        rows = json.loads(capsys.readouterr().out)["requests"]
+        blocks = [[e for e in row["edits"] if e["rule"] == "context" and e["path"][1] == 1] for row in rows]
+        assert len(blocks[0]) == 1
+        assert (len(blocks[1]) == 1 and blocks[1][0]["after"] == blocks[0][0]["after"]) is again
+
+
+def test_nothing_to_show_is_not_called_evidence(tmp_path: Path, capsys: Any) -> None:
+    Path("request.json").write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}))
+    assert run("diff", "request.json") == 0
+    shown = capsys.readouterr().out
+    assert "Nothing in this request looks as if it varied" in shown and "this could move" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--route", "r"], "--route needs a policy"),
+        (["--policy", "p.yaml"], "p.yaml has 3 routes; choose one with --route: plain, usual, still"),
+        (["--policy", "p.yaml", "--route", "plan"], "p.yaml: there is no route plan (did you mean plain?)"),
+        (["--policy", "none.yaml"], "none.yaml: No such file"),
+        (["--policy", "bad.yaml"], "bad.yaml:2: "),
+        (["--policy", "binary.yaml"], "binary.yaml: is not UTF-8 text"),
+        (["-r", "rules", "--route", "plain"], "use one of them"),
+    ],
+)
+def test_a_policy_that_can_not_be_previewed(words: list[str], message: str, capsys: Any) -> None:
+    Path("request.json").write_text(json.dumps(request("08:01")))
+    Path("p.yaml").write_text(ROUTES)
+    Path("bad.yaml").write_text("version: 1\nroutes: 3\n")
+    Path("binary.yaml").write_bytes(b"\xff\xff")
+    assert run("diff", "request.json", *words) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_reasons_and_orders_are_shown(tmp_path: Path, capsys: Any) -> None:

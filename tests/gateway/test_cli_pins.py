@@ -1,4 +1,4 @@
-"""`warmfront pins` and `warmfront canon off`: what they print, and what they do when nothing answers."""
+"""`warmfront pins`: what it prints, and what it does when nothing answers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.canon.kill_switch import KillSwitch
 from gateway.cli.main import main
 
 PIN = {
@@ -107,35 +105,6 @@ def test_silence_is_an_error_with_the_address(
 
 
 def test_the_gateways_own_words_are_passed_on(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
-    admin.answer = (400, b'{"error": {"message": "route: no route"}}')
-    assert main(["canon", "off", "--route", "nope", "--admin", admin.url]) == 2
-    assert "route: no route" in capsys.readouterr().err
     admin.answer = (500, b"oh")
     assert main(["pins", "--admin", admin.url]) == 2
     assert "HTTP 500" in capsys.readouterr().err
-
-
-def test_the_kill_switch_asks_the_gateway(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
-    admin.answer = (200, b'{"off": "chat"}')
-    assert main(["canon", "off", "--route", "chat", "--admin", admin.url]) == 0
-    assert capsys.readouterr().out == f"{admin.url}: canonicalization off for chat\n"
-    assert main(["canon", "on", "--json", "--admin", admin.url]) == 0
-    assert json.loads(capsys.readouterr().out) == {"off": "chat"}
-    assert admin.asked == [
-        ("POST", "/admin/canon/off", {"route": "chat"}),
-        ("POST", "/admin/canon/on", {"route": None}),
-    ]
-
-
-def test_the_kill_switch_works_without_a_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = ["--admin", NOWHERE, "--runtime-dir", str(tmp_path / "run")]
-    assert main(["canon", "off", *where]) == 0
-    assert "canonicalization off for all routes" in capsys.readouterr().out
-    assert KillSwitch(tmp_path / "run").everything
-    assert main(["canon", "on", *where]) == 0
-    assert not KillSwitch(tmp_path / "run").everything
-    assert main(["canon", "off", "--route", "chat", *where, "--json"]) == 0
-    assert KillSwitch(tmp_path / "run").engaged("chat")
-    (tmp_path / "file").write_text("")
-    assert main(["canon", "off", "--admin", NOWHERE, "--runtime-dir", str(tmp_path / "file" / "run")]) == 2
-    assert str(tmp_path / "file") in capsys.readouterr().err

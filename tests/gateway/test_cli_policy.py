@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from gateway import policy_file
 from gateway.cli.main import main
-from policies import load_policy
+from policies import DEFAULT_POLICY_TEXT, load_policy
 
 TEXT = """\
 version: 1  # ours
@@ -255,6 +256,9 @@ def test_explain(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "not chat (warmfront.yaml:5): the request has no tenant, not acme" in out
     assert "route rest (warmfront.yaml:9)" in out
+    assert run("explain") == 0
+    out = capsys.readouterr().out
+    assert "  model  no --model given: any" in out and "refused" not in out
     assert run("explain", "--tenant", "acme", "--json") == 0
     assert json.loads(capsys.readouterr().out)["route"] == "chat"
     assert run("explain", "--tenant", "acmee") == 2
@@ -278,8 +282,19 @@ def test_show(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "built-in default" in capsys.readouterr().out
 
 
+def test_the_example_of_explain_works_on_the_default_policy(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "warmfront.yaml").write_text(DEFAULT_POLICY_TEXT)
+    with pytest.raises(SystemExit):
+        run("explain", "--help")
+    words = shlex.split(capsys.readouterr().out.split("example: warmfront ")[1])
+    assert main(words) == 0
+    assert "route default" in capsys.readouterr().out
+
+
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    for action in ("lint", "explain", "show", "enforce", "observe", "off"):
+    for action in ("lint", "explain", "show", "reload", "enforce", "observe", "off"):
         with pytest.raises(SystemExit) as stop:
             run(action, "--help")
         assert stop.value.code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import gateway.serving
 from gateway.cli import serve as cli_serve
 from gateway.cli.main import main
 from gateway.config import GatewayConfig
+from gateway.listen import check_ports
 from gateway.policy_source import PolicySource
 from policies import DEFAULT_POLICY_TEXT
 
@@ -23,7 +25,10 @@ BUNDLED = "version: 1\npools: {p: {model: tiny, bundled: {replicas: 1}}}\nroutes
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to be in, a home for models and runtime files, and no policy in the environment."""
+    """An empty folder to be in, a home for models and runtime files, no policy in the environment, and ports
+    that are taken to be free, whatever else this machine runs.
+    """
+    monkeypatch.setattr("gateway.listen.check_ports", lambda *ports: None)
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -59,6 +64,42 @@ def test_a_first_start_writes_the_default_policy(
     assert (config.runtime_dir, config.models_dir) == (home / "run", home / "models")
     assert source.path == Path("warmfront.yaml").absolute()
     assert source.policy.route("default").canon.mode == "observe"
+
+
+def test_a_taken_port_ends_it_before_a_policy_is_written(
+    home: Path,
+    served: list[tuple[GatewayConfig, PolicySource]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("gateway.listen.check_ports", check_ports)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "--port", port, "--admin-port", "0"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: --port {port}: 127.0.0.1:{port}: Address already in use")
+        assert "make serve SERVE_ARGS='--port " in error
+        assert not Path("warmfront.yaml").exists()
+        Path("open.yaml").write_text(OPEN)
+        assert main(["gateway", "--policy", "open.yaml", "--port", "0", "--admin-port", port]) == 2
+        assert f"error: --admin-port {port}: " in capsys.readouterr().err
+    assert served == []
+
+
+def test_findings_of_lint_are_printed_and_no_key_is(
+    home: Path, served: list[tuple[GatewayConfig, PolicySource]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tenants = "\n".join(f"  t{i}: {{keys: [{{plain: secret-{i}}}]}}" for i in range(25))
+    Path("p.yaml").write_text(f"{OPEN}tenants:\n{tenants}\n")
+    assert main(["serve", "--policy", "p.yaml"]) == 0
+    error = capsys.readouterr().err
+    warnings = [line for line in error.splitlines() if line.startswith("warning: ")]
+    assert any(line.startswith("warning: p.yaml:2: pools.p.upstreams[0]: cache_scope") for line in warnings)
+    assert warnings[1].startswith("warning: p.yaml:5: tenants.t0.keys: a key stands here in plain text")
+    assert len(warnings) == 21 and warnings[-1].startswith("warning: p.yaml: 6 more")
+    assert "secret-" not in error
 
 
 def test_a_folder_that_cannot_be_written_gets_the_default_policy_in_memory(

@@ -64,6 +64,13 @@ def test_a_switch_names_the_file_and_an_unusual_admin_plane_only(monkeypatch: py
     ]
 
 
+def test_the_kill_switch_is_lifted_for_a_route_or_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "program", lambda: "warmfront")
+    assert hints.canon_on_command(None, admin_url="http://127.0.0.1:9090") == "warmfront canon on"
+    line = hints.canon_on_command("a", admin_url="http://127.0.0.1:1")
+    assert line == "warmfront canon on --route a --admin http://127.0.0.1:1"
+
+
 def test_the_program_is_called_by_name_only_where_the_name_finds_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

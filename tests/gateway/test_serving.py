@@ -16,6 +16,7 @@ import pytest
 from conftest import StartStub, policy_text
 from stub_upstream import DONE, Answer, Asked, delta, sse, usage_event
 
+from gateway.canon.kill_switch import KillSwitch
 from gateway.config import GatewayConfig
 from gateway.policy_source import PolicySource
 from gateway.serving import serve
@@ -78,6 +79,38 @@ async def curl(command: str, variables: dict[str, str]) -> tuple[int, str]:
         session.post(words[2], data=data, headers=fields) as answer,
     ):
         return answer.status, await answer.text()
+
+
+async def test_the_banner_says_what_is_switched_off_and_what_is_enforced(
+    tmp_path: Path, stub: StartStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upstream = f"{{url: '{(await stub(reply)).url}'}}"
+    text = f"""\
+version: 1
+pools: {{p: {{model: m, upstreams: [{upstream}]}}}}
+routes:
+  - {{name: never, match: {{paths: [/v1/n]}}, canon: {{mode: off}}}}
+  - {{name: always, match: {{paths: [/v1/a]}}, canon: {{mode: enforce}}}}
+  - {{name: killed, match: {{paths: [/v1/k]}}}}
+  - {{name: watched}}
+"""
+    run = tmp_path / "run"
+    KillSwitch(run).set_off("killed")
+    serving = Serving(config(tmp_path), source(tmp_path, text), capsys)
+    admin = (await serving.says(r"dashboard +(http://127\.0\.0\.1:\d+)/dashboard\n"))[1]
+    await serving.says(
+        r"route watched is in observe: no prompt is changed\. To change that:\n.*enforce watched"
+    )
+    assert "enforce never" not in serving.said and "enforce killed" not in serving.said
+    assert "  enforced: always (prompts are changed as the rules say)\n" in serving.said
+    assert f"canonicalization is switched off for route killed (kill switch, {run}/" in serving.said
+    assert f"canon on --route killed --admin {admin}\n" in serving.said
+    assert await serving.end() == 0
+    KillSwitch(run).set_off(None)
+    again = Serving(config(tmp_path), source(tmp_path, text), capsys)
+    await again.says(r"switched off for all routes \(kill switch, .*\n.*canon on --admin http")
+    assert "enforced:" not in again.said and "policy enforce" not in again.said
+    assert await again.end() == 0
 
 
 def reply(asked: Asked) -> Answer:

@@ -57,6 +57,14 @@ def test_a_model_that_the_pool_does_not_serve_is_said() -> None:
     assert found.model is None and "model_not_found" in str(found)
 
 
+def test_without_a_model_any_is_meant() -> None:
+    found = explain(POLICY, tenant="acme", path="/v1/x", model=None, headers={})
+    assert found.route is not None and found.model is None
+    text = str(found)
+    assert "not a (p.yaml:6): no model is named, not x" in text
+    assert "  model  no --model given: any" in text and "refused" not in text
+
+
 def test_no_route() -> None:
     found = explain(POLICY, tenant=None, path="/other", model="m", headers={})
     assert found.route is None and found.mode is None

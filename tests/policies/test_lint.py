@@ -14,7 +14,7 @@ OTHER = "keys: [{sha256: " + "b" * 64 + "}]"
 def found(text: str) -> list[str]:
     return [
         f"{problem.line} {problem.code}"
-        for problem in lint(load_policy(HEAD + text, source="p.yaml", env={}))
+        for problem in lint(load_policy(HEAD + text, source="p.yaml", env={}), env={"K": "x"})
     ]
 
 
@@ -89,6 +89,74 @@ def test_pins() -> None:
     assert found(alone) == ["4 pin-without-budget"]
     text = f"tenants: {{a: {{{KEY}}}}}\nroutes: [{{name: r, match: {{tenants: [a]}}}}]\n"
     assert found(text + "pins: [{name: p, tenant: a, route: r, system: x}]\n") == []
+
+
+def test_a_builtin_rule_may_be_switched_off_beside_the_others() -> None:
+    rules = "rules:\n        - builtin\n        - {label: 'user', shape: name, mode: 'off'}\n"
+    assert found("routes:\n  - name: a\n    canon:\n      " + rules) == []
+
+
+def test_an_engines_key_that_is_not_set() -> None:
+    head = "pools:\n  p:\n    model: m\n    upstreams:\n"
+    upstream = "      - url: https://far:1\n        api_key_env: OTHER\n"
+    assert found(head + upstream) == ["7 unset-env"]
+    assert found(head + upstream.replace("OTHER", "K")) == []
+
+
+def test_pins_need_replicas_that_hold_them() -> None:
+    def pinned(dialect: str) -> list[str]:
+        pool = f"pools: {{p: {{model: m, upstreams: [{{url: 'http://127.0.0.1:1', dialect: {dialect}}}]}}}}\n"
+        return found(pool + "pins:\n  - {name: a, system: x}\n")
+
+    assert pinned("vllm") == pinned("openai") == ["4 pin-without-bundled"]
+    assert pinned("bundled") == []
+
+
+@pytest.mark.parametrize(
+    ("scopes", "dialect", "apart"),
+    [
+        (["tenant"], "vllm", "a"),
+        (["tenant", "all"], "openai", "a"),
+        (["tenant"], "bundled", None),
+        (["all", "all"], "vllm", None),
+        (["group:x", "group:x"], "vllm", None),
+        (["group:x", "group:x", "tenant"], "vllm", "a, b, c"),
+        (["tenant"] * 7, "vllm", "a, b, c, d, e and 2 more"),
+    ],
+)
+def test_engines_that_do_not_know_scopes(scopes: list[str], dialect: str, apart: str | None) -> None:
+    tenants = "\n".join(
+        f"  {name}: {{keys: [{{plain: key-{name}}}], cache_scope: {scope}}}"
+        for name, scope in zip("abcdefg", scopes, strict=False)
+    )
+    upstream = f"{{url: 'https://far:1', dialect: {dialect}}}"
+    text = (
+        f"version: 1\ntenants:\n{tenants}\npools:\n  p:\n    model: m\n    upstreams:\n      - {upstream}\n"
+    )
+    findings = [
+        each
+        for each in lint(load_policy(text, source="p.yaml", env={}), env={})
+        if each.code not in ("plain-key", "group-of-one")
+    ]
+    if apart is None:
+        assert findings == []
+        return
+    (finding,) = findings
+    assert (finding.code, finding.line) == ("scope-not-enforced", text.count("\n"))
+    assert finding.message.startswith(
+        f"cache_scope of {apart} is not enforced by engines of dialect {dialect}"
+    )
+
+
+def test_tenants_that_do_not_reach_the_pool_are_no_matter() -> None:
+    text = f"""\
+tenants: {{a: {{{KEY}}}, b: {{{OTHER}, cache_scope: all}}}}
+pools:
+  far: {{model: m, upstreams: [{{url: 'https://far:1'}}]}}
+  near: {{bundled: {{model: m}}}}
+routes: [{{name: r, match: {{tenants: [b]}}, pool: far}}, {{name: s, pool: near}}]
+"""
+    assert found(text) == []
 
 
 def test_a_finding_reads_like_any_problem() -> None:
