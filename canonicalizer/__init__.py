@@ -7,7 +7,7 @@ from canonicalizer.chain import BLOCK_SIZE, Chain, block_hashes, chain_seed
 from canonicalizer.context_block import fence_key
 from canonicalizer.detokenizer import Detokenizer
 from canonicalizer.divergence import Divergence, first_divergence
-from canonicalizer.edits import Edit, EditError, apply_edits, apply_proved, undo
+from canonicalizer.edits import Edit, EditError, UnusualEscapes, apply_edits, apply_proved, undo
 from canonicalizer.learn import Learner, Proposal, ruleset_from
 from canonicalizer.memory import Entry, ReplayMemory
 from canonicalizer.messages import TemplateError
@@ -36,6 +36,7 @@ __all__ = [
     "Segment",
     "TemplateError",
     "TextModel",
+    "UnusualEscapes",
     "apply_edits",
     "apply_proved",
     "block_hashes",

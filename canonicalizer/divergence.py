@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canonicalizer.candidates import Candidate, candidates
-from canonicalizer.edits import Path
+from canonicalizer.json_spans import Path
 from canonicalizer.prompt import SYSTEM_ROLES, Text
 from canonicalizer.rules import Rule, make_rule
 from canonicalizer.shapes import words

@@ -4,7 +4,9 @@ An `Edit` replaces the characters `[start, end)` of the *original* string value 
 value at `path` is an array, reorders it (`before` and `after` then list the original positions, "0 1 2" ->
 "2 0 1"). Invariants: every byte outside the edited spans is kept (key order, number forms, escapes, blanks,
 unknown fields); `undo(edits, apply_edits(raw, edits)) == raw`, or `apply_edits` raises `EditError` and
-nothing was changed. New text is escaped as the body does it: pure ASCII stays pure ASCII, `\/` stays `\/`.
+nothing was changed. New text is escaped as the body does it: pure ASCII stays pure ASCII, `\/` stays `\/`,
+`\u00E9` stays in capitals. Text that the body spells in yet another way could not be restored from the edits
+alone: that is `UnusualEscapes`, which any client can cause; every other `EditError` is a fault of this side.
 """
 
 from __future__ import annotations
@@ -13,26 +15,32 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, NamedTuple
 
-Path = tuple[str | int, ...]
+from canonicalizer.json_spans import NotJson, Path, Spans, element_spans, value_spans
 
-_STRUCTURE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.S)
-_SCALAR = re.compile(rb"[^\s,\]}]+")
-_BLANK = re.compile(rb"[ \t\r\n]*")
 _ESCAPE_RUN = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|\\u[0-9a-fA-F]{4}|\\.|[^\\]+",
     re.S,
 )
+_SMALL_DIGIT = re.compile(rb"(?<!\\)(?:\\\\)*+\\u[0-9a-fA-F]{0,3}[a-f]")
+_CAPITAL_DIGIT = re.compile(rb"(?<!\\)(?:\\\\)*+\\u[0-9a-fA-F]{0,3}[A-F]")
+_ESCAPE = re.compile(rb"\\(?:u([0-9a-f]{4})|.)", re.S)
+_TELLING = re.compile(rb"\\[/u]")
 _PLAIN_SLASH = re.compile(rb"(?<!\\)/")
-_ESCAPE_ALL = json.JSONEncoder(ensure_ascii=True).encode
-_ESCAPE_LEAST = json.JSONEncoder(ensure_ascii=False).encode
+_BACKSLASH = 0x5C
 _NOT_JSON = "the body is not a JSON text"
+_STYLE_LOST = "the edits take away what shows how the body escapes text, so undo would not be exact"
 
 
 class EditError(ValueError):
     """The edits do not fit the body: a path is missing, a span differs, or it could not be undone exactly."""
+
+
+class UnusualEscapes(EditError):
+    """The body escapes its text in a way that `undo` would not restore; the edits themselves are right."""
 
 
 class Edit(NamedTuple):
@@ -54,9 +62,7 @@ def apply_edits(raw: bytes, edits: Sequence[Edit]) -> bytes:
     style = _style_of(raw)
     result = _splice(raw, edits, style)
     if _style_of(result) != style:
-        raise EditError(
-            "the edits take away what shows how the body escapes text, so undo would not be exact"
-        )
+        raise UnusualEscapes(_STYLE_LOST)
     return result
 
 
@@ -70,11 +76,13 @@ def apply_proved(raw: bytes, edits: Sequence[Edit]) -> bytes:
         return raw
     style = _style_of(raw)
     groups = _by_path(edits)
-    spans = _spans(raw, groups)
+    spans = _found(raw, groups)
     replacements = _all_replacements(raw, groups, spans, style)
     result = _joined(raw, replacements)
-    back = _all_replacements(result, _by_path(inverted(edits)), _moved(spans, replacements), style)
-    if _style_of(result) != style or _joined(result, back) != raw:
+    if _style_of(result) != style:
+        raise UnusualEscapes(_STYLE_LOST)
+    back = _all_replacements(result, _inverted(groups), _moved(spans, replacements), style)
+    if _joined(result, back) != raw:
         raise EditError("the edits could not be undone exactly")
     return result
 
@@ -89,8 +97,13 @@ def undo(edits: Sequence[Edit], raw: bytes) -> bytes:
 
 def inverted(edits: Iterable[Edit]) -> list[Edit]:
     """Edits that take the given ones back; their spans count in the edited values."""
-    inverse: list[Edit] = []
-    for path, group in _by_path(edits).items():
+    return [edit for group in _inverted(_by_path(edits)).values() for edit in group]
+
+
+def _inverted(groups: Mapping[Path, Sequence[Edit]]) -> dict[Path, list[Edit]]:
+    inverses: dict[Path, list[Edit]] = {}
+    for path, group in groups.items():
+        inverse = inverses[path] = []
         shift = 0
         for edit in group:
             start = edit.start + shift
@@ -101,7 +114,7 @@ def inverted(edits: Iterable[Edit]) -> list[Edit]:
                 continue
             inverse.append(Edit(edit.rule, path, start, start + len(edit.after), edit.after, edit.before))
             shift += len(edit.after) - len(edit.before)
-    return inverse
+    return inverses
 
 
 def edited_body(body: Mapping[str, Any], edits: Sequence[Edit]) -> Mapping[str, Any]:
@@ -159,22 +172,23 @@ def _by_path(edits: Iterable[Edit]) -> dict[Path, list[Edit]]:
 
 
 _Replacement = tuple[int, int, bytes]
-_Spans = dict[Path, tuple[int, int]]
 
 
 def _splice(raw: bytes, edits: Sequence[Edit], style: _Style) -> bytes:
     groups = _by_path(edits)
-    return _joined(raw, _all_replacements(raw, groups, _spans(raw, groups), style))
+    return _joined(raw, _all_replacements(raw, groups, _found(raw, groups), style))
 
 
 def _all_replacements(
-    raw: bytes, groups: Mapping[Path, Sequence[Edit]], spans: _Spans, style: _Style
+    raw: bytes, groups: Mapping[Path, Sequence[Edit]], spans: Spans, style: _Style
 ) -> list[_Replacement]:
     """Byte spans of `raw` and what comes there, in order."""
     replacements: list[_Replacement] = []
     try:
         for path, group in groups.items():
             replacements += _replacements(raw, path, spans.get(path), group, style)
+    except NotJson as error:
+        raise EditError(str(error)) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise EditError(_NOT_JSON) from error
     replacements.sort(key=_start_of)
@@ -191,9 +205,9 @@ def _joined(raw: bytes, replacements: Iterable[_Replacement]) -> bytes:
     return b"".join(parts)
 
 
-def _moved(spans: _Spans, replacements: Sequence[_Replacement]) -> _Spans:
+def _moved(spans: Spans, replacements: Sequence[_Replacement]) -> Spans:
     """Where the spans stand after the replacements, each of which lies within one of them."""
-    moved: _Spans = {}
+    moved: Spans = {}
     shift = at = 0
     for path, (start, end) in sorted(spans.items(), key=lambda item: item[1]):
         new_start = start + shift
@@ -209,19 +223,11 @@ def _start_of(replacement: _Replacement) -> int:
     return replacement[0]
 
 
-def _spans(raw: bytes, paths: Iterable[Path]) -> _Spans:
-    """Byte span of the JSON value at each path that exists."""
-    tree: dict[Any, Any] = {}
-    for path in paths:
-        node = tree
-        for step in path:
-            node = node.setdefault(step, {})
-    found: _Spans = {}
+def _found(raw: bytes, groups: Mapping[Path, object]) -> Spans:
     try:
-        _walk(raw, _after_blank(raw, 0), tree, (), found)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise EditError(_NOT_JSON) from error
-    return found
+        return value_spans(raw, groups)
+    except NotJson as error:
+        raise EditError(str(error)) from error
 
 
 def _replacements(
@@ -248,29 +254,36 @@ def _text_replacements(
     replacements = []
     for edit in group:
         start, end = offsets[edit.start], offsets[edit.end]
-        if inner[start:end] != _escaped(edit.before, style):
-            raise EditError(
-                f"the text at {_show(edit.path)} is not as the edit expects, or is escaped unusually"
-            )
+        spelled = inner[start:end]
+        if spelled != _escaped(edit.before, style):
+            if json.loads(b'"%b"' % spelled) == edit.before:
+                raise UnusualEscapes(f"the text at {_show(edit.path)} is escaped unusually")
+            raise EditError(f"the text at {_show(edit.path)} is not as the edit expects")
         replacements.append((span[0] + 1 + start, span[0] + 1 + end, _escaped(edit.after, style)))
     return replacements
 
 
 def _byte_offsets(inner: bytes, marks: Iterable[int]) -> dict[int, int]:
     """Byte offset in the raw (escaped) string for each character offset in `marks`."""
+    plain = inner.isascii()
     pending = sorted(set(marks), reverse=True)
+    if plain and b"\\" not in inner and pending[0] <= len(inner):
+        return {mark: mark for mark in pending}
     offsets: dict[int, int] = {}
     if len(pending) == 1 and _length(inner) == pending[0]:  # an insertion at the end: nothing to look for
         return {pending[0]: len(inner)}
     chars = 0
     for run in _ESCAPE_RUN.finditer(inner):
-        text = "x" if run[0][:1] == b"\\" else run[0].decode()
-        while pending and pending[-1] < chars + len(text):
+        start, end = run.span()
+        escape = inner[start] == _BACKSLASH
+        text = "" if escape or plain else inner[start:end].decode()
+        count = 1 if escape else len(text) or end - start
+        while pending and pending[-1] < chars + count:
             mark = pending.pop()
-            offsets[mark] = run.start() + len(text[: mark - chars].encode())
+            offsets[mark] = start + (len(text[: mark - chars].encode()) if text else mark - chars)
         if not pending:
             return offsets
-        chars += len(text)
+        chars += count
     if pending != [chars]:
         raise EditError(f"an edit ends past the value's {chars} characters")
     offsets[chars] = len(inner)
@@ -283,14 +296,7 @@ def _length(inner: bytes) -> int:
 
 
 def _reordered(raw: bytes, span: tuple[int, int], edit: Edit) -> tuple[int, int, bytes]:
-    elements: list[tuple[int, int]] = []
-    at = _after_blank(raw, span[0] + 1)
-    while raw[at : at + 1] != b"]":
-        end = _skip(raw, at)
-        elements.append((at, end))
-        at = _after_blank(raw, end)
-        if raw[at : at + 1] == b",":
-            at = _after_blank(raw, at + 1)
+    elements = element_spans(raw, span[0])
     order = [int(i) for i in edit.after.split()]
     if sorted(order) != list(range(len(elements))):
         raise EditError(
@@ -307,108 +313,36 @@ def _reordered(raw: bytes, span: tuple[int, int], edit: Edit) -> tuple[int, int,
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """How a body writes its strings: non-ASCII characters and slashes escaped or plain."""
+    """How a body writes its strings: non-ASCII characters and slashes escaped or plain, the digits of
+    escapes in capitals or not."""
 
     ascii_only: bool
     escaped_slash: bool
+    capitals: bool
 
 
 def _style_of(raw: bytes) -> _Style:
-    return _Style(raw.isascii(), b"\\/" in raw and _PLAIN_SLASH.search(raw) is None)
+    if _TELLING.search(raw) is None:  # most bodies: one look instead of two
+        return _Style(raw.isascii(), False, False)
+    return _Style(
+        raw.isascii(),
+        b"\\/" in raw and _PLAIN_SLASH.search(raw) is None,
+        b"\\u" in raw and _SMALL_DIGIT.search(raw) is None and _CAPITAL_DIGIT.search(raw) is not None,
+    )
 
 
 def _escaped(text: str, style: _Style) -> bytes:
     try:
-        escaped = (_ESCAPE_ALL if style.ascii_only else _ESCAPE_LEAST)(text)[1:-1].encode()
+        escaped = (encode_basestring_ascii if style.ascii_only else encode_basestring)(text)[1:-1].encode()
     except UnicodeEncodeError as error:
-        raise EditError("the text holds half of a surrogate pair") from error
+        raise UnusualEscapes("the text holds half of a surrogate pair") from error
+    if style.capitals and b"\\u" in escaped:
+        escaped = _ESCAPE.sub(_in_capitals, escaped)
     return escaped.replace(b"/", b"\\/") if style.escaped_slash else escaped
 
 
-def _walk(
-    raw: bytes, at: int, tree: Mapping[Any, Any], path: Path, found: dict[Path, tuple[int, int]]
-) -> int:
-    """Follow `tree` through the value at `at`, note the spans of its leaves, return the value's end.
-
-    Of repeated keys the last one counts, as JSON readers have it.
-    """
-    start = at
-    opening = raw[at : at + 1]
-    if not tree or opening not in (b"{", b"["):
-        end = _skip(raw, at)
-        if not tree:
-            found[path] = (start, end)
-        return end
-    closing = b"}" if opening == b"{" else b"]"
-    at = _after_blank(raw, at + 1)
-    index = 0
-    while raw[at : at + 1] != closing:
-        step: str | int = index
-        if opening == b"{":
-            if raw[at : at + 1] != b'"':
-                raise EditError(_NOT_JSON)
-            key_end = _string_end(raw, at)
-            name = raw[at:key_end]
-            step = json.loads(name) if b"\\" in name else name[1:-1].decode()
-            colon = _after_blank(raw, key_end)
-            if raw[colon : colon + 1] != b":":
-                raise EditError(_NOT_JSON)
-            at = _after_blank(raw, colon + 1)
-        branch = tree.get(step)
-        if branch is None:
-            at = _skip(raw, at)
-        else:
-            inner = (*path, step)
-            for stale in [known for known in found if known[: len(inner)] == inner]:
-                del found[stale]
-            at = _walk(raw, at, branch, inner, found)
-        at = _after_blank(raw, at)
-        if raw[at : at + 1] == b",":
-            at = _after_blank(raw, at + 1)
-        elif raw[at : at + 1] != closing:
-            raise EditError(_NOT_JSON)
-        index += 1
-    return at + 1
-
-
-def _skip(raw: bytes, at: int) -> int:
-    opening = raw[at : at + 1]
-    if opening == b'"':
-        return _string_end(raw, at)
-    if opening in (b"{", b"["):
-        depth = 0
-        for token in _STRUCTURE.finditer(raw, at):
-            mark = token.group()
-            if mark in (b"{", b"["):
-                depth += 1
-            elif mark in (b"}", b"]"):
-                depth -= 1
-                if depth == 0:
-                    return token.end()
-        raise EditError(_NOT_JSON)
-    scalar = _SCALAR.match(raw, at)
-    if scalar is None:
-        raise EditError(_NOT_JSON)
-    return scalar.end()
-
-
-def _string_end(raw: bytes, at: int) -> int:
-    """End of the string that opens at `at`: its first quote behind an even number of backslashes."""
-    end = at
-    while (end := raw.find(b'"', end + 1)) > 0:
-        before = end
-        while raw[before - 1] == 0x5C:
-            before -= 1
-        if (end - before) % 2 == 0:
-            return end + 1
-    raise EditError(_NOT_JSON)
-
-
-def _after_blank(raw: bytes, at: int) -> int:
-    if at < len(raw) and raw[at] > 0x20:
-        return at
-    blank = _BLANK.match(raw, at)
-    return blank.end() if blank else at
+def _in_capitals(escape: re.Match[bytes]) -> bytes:
+    return b"\\u" + escape[1].upper() if escape[1] else escape[0]
 
 
 def _show(path: Path) -> str:

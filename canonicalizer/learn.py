@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-import orjson
-
 from canonicalizer.candidates import candidates
+from canonicalizer.plain import plain_json
 from canonicalizer.prompt import Prompt
 from canonicalizer.rules import STAGES, Rule, Ruleset, make_rule
 from canonicalizer.shapes import SHAPES
@@ -166,7 +165,7 @@ class Learner:
             seen.add(("nfc", _digest(text.replace("\r\n", "\n").rstrip()).hex()))
         if isinstance(tools, list) and len(tools) > 1:
             names = [tool_name(tool) for tool in tools]
-            content = sorted(orjson.dumps(tool, option=orjson.OPT_SORT_KEYS) for tool in tools)
+            content = sorted(map(plain_json, tools))
             _forms_of(group, b"tools" + b"\0".join(content)).add(("tool_order", "\0".join(names)))
 
 

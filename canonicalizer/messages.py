@@ -47,6 +47,20 @@ def content_text(content: object, where: str) -> str:
     return "".join(texts)
 
 
+def content_chars(messages: object) -> int:
+    """Characters of all message texts, in strings and in parts; what is of another type counts nothing."""
+    total = 0
+    for message in messages if isinstance(messages, list | tuple) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, str):
+            total += len(content)
+            continue
+        for part in content if isinstance(content, list | tuple) else ():
+            text = part.get("text") if isinstance(part, Mapping) else part
+            total += len(text) if isinstance(text, str) else 0
+    return total
+
+
 def _parsed_arguments(call: object) -> object:
     """The call with its arguments as an object where they are a JSON object, else as it is."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):

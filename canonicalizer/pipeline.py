@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from canonicalizer.context_block import context_block
-from canonicalizer.edits import Edit, Path, edited_body, edited_text
+from canonicalizer.edits import Edit, edited_body, edited_text
+from canonicalizer.json_spans import Path
 from canonicalizer.memory import Entry, ReplayMemory, Stated
 from canonicalizer.prompt import Prompt
 from canonicalizer.regions import ends_open
@@ -129,11 +130,20 @@ def _refusal(body: Mapping[str, Any], prompt: Prompt, turn: int | None, context:
 
 
 def _occurs(key: str, value: Any) -> bool:
-    if isinstance(value, str):
-        return key in value
-    if isinstance(value, Mapping):
-        return any(_occurs(key, item) for item in value.values())
-    return isinstance(value, Sequence) and any(_occurs(key, item) for item in value)
+    """True when a string in `value` holds the key; without recursion, as a body may be nested deeply."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            if key in item:
+                return True
+        elif item is None or isinstance(item, int | float):
+            continue
+        elif isinstance(item, dict | Mapping):  # `dict` first: it settles most without asking the class
+            waiting += item.values()
+        elif isinstance(item, list | Sequence):
+            waiting += item
+    return False
 
 
 def _values(hits: Sequence[Hit]) -> tuple[Stated, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from canonicalizer.edits import Path
+from canonicalizer.json_spans import Path
 
 SYSTEM_ROLES = frozenset({"system", "developer"})
 

@@ -177,13 +177,14 @@ def _in_json(text: str, start: int) -> bool:
 
 
 def _in_example_line(text: str, line_start: int, line_end: int, start: int) -> bool:
-    sentence = max(text.rfind(". ", line_start, start), line_start - 1)
     line = text[line_start:line_end]
-    if _EXAMPLE_LEAD.search(text, max(sentence, line_start), start) or _EXAMPLE_LEAD.match(
-        line.lstrip("-*# 0123456789.)")
-    ):
+    if start > line_start:
+        sentence = max(text.rfind(". ", line_start, start), line_start)
+        if _EXAMPLE_LEAD.search(text, sentence, start):
+            return True
+    if _EXAMPLE_LEAD.match(line.lstrip("-*# 0123456789.)")) or _REPLY.search(line):
         return True
-    if _REPLY.search(line) or (_ASK.search(line) and _REPLY_INLINE.search(line)):
-        return True
+    if _ASK.search(line) is None:
+        return False
     following = text[line_end + 1 : line_end + 200].lstrip("\n").partition("\n")[0]
-    return _ASK.search(line) is not None and _REPLY.match(following) is not None
+    return _REPLY_INLINE.search(line) is not None or _REPLY.match(following) is not None

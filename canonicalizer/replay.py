@@ -17,13 +17,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
-
-import orjson
 
 from canonicalizer.clocks import coarse
 from canonicalizer.context_block import context_block
 from canonicalizer.memory import Entry, ReplayMemory, Stated, replayable
+from canonicalizer.plain import plain_json
 from canonicalizer.prompt import Prompt, Text
 from canonicalizer.shapes import is_identity
 
@@ -136,7 +136,7 @@ def _places(
     prompt: Prompt, values: Iterable[Stated], system: Sequence[str], secret: bytes, tenant: str
 ) -> list[_Place]:
     identity = [f"{value.label}\0{value.value}" for value in values if is_identity(value.kind, value.label)]
-    digest = hashlib.blake2b(key=hashlib.sha256(b"replay\0" + secret).digest(), digest_size=16)
+    digest = hashlib.blake2b(key=_key_of(secret), digest_size=16)
     for part in (tenant, *identity, "\1", *system):
         _feed(digest, part.encode("utf-8", "surrogatepass"))
     places: list[_Place] = []
@@ -146,6 +146,11 @@ def _places(
         if text is not None:
             places.append(_Place(index, text, digest.copy().digest()))
     return places
+
+
+@lru_cache(maxsize=16)
+def _key_of(secret: bytes) -> bytes:
+    return hashlib.sha256(b"replay\0" + secret).digest()
 
 
 def _feed(digest: Any, data: bytes) -> None:
@@ -158,7 +163,7 @@ def _feed_message(digest: Any, message: Any) -> None:
     if isinstance(message, Mapping) and isinstance(message.get("content"), list):
         content = [_unmarked(part) for part in message["content"]]
         message = {**message, "content": content}
-    _feed(digest, orjson.dumps(_unmarked(message), option=orjson.OPT_SORT_KEYS))
+    _feed(digest, plain_json(_unmarked(message)))
 
 
 def _unmarked(value: Any) -> Any:

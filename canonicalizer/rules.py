@@ -23,6 +23,8 @@ from canonicalizer.shapes import (
     SHAPES,
     Kind,
     is_authority,
+    is_hiding,
+    is_printable,
     is_rank,
     value_pattern,
     words,
@@ -51,8 +53,9 @@ _MARK = rf"(?![\w]){_BOLD}[ \t]*+[:=：>]{_BOLD}[ \t]*+"
 _NEXT_LINE = rf"(?![\w]){_BOLD}[ \t]*+[:：>]?{_BOLD}[ \t]*+\r?\n[ \t]*+"
 _BELOW = rf"(?![\w]){_BOLD}[ \t]*+:{_BOLD}[ \t]*+\r?\n"
 _AFTER = r"(?<![.,;:])(?![\w])(?![-/:@][\w])(?!\.\w)(?!,\d)"
-_LINE_END = r"(?=[ \t]*+(?:\r?\n|\Z|</|\]))"
-_SENTENCE_END = r"(?=[.,;!](?:\s|\Z)|[ \t]*+(?:\r?\n|\Z))"
+_BREAK = r"[\r\n\v\f\x85\u2028\u2029]"
+_LINE_END = rf"(?=[ \t]*+(?:{_BREAK}|\Z|</[A-Za-z_][\w.:-]*[ \t]*>|\]))"
+_SENTENCE_END = rf"(?=[.,;!](?:\s|\Z)|[ \t]*+(?:{_BREAK}|\Z))"
 _PROPER = r"(?=[^\W\d_a-z]|[a-z]{2}[-_][A-Z]{2}|@)"
 _LEAD = re.compile(
     r"(?:\n[ \t>]*(?:(?:[-*+•]|\d{1,3}[.)]|#{1,6})[ \t]+)*(?:\*\*|__|\[|<|\()?|[.!?:]['\")]?[ \t]+(?:\*\*)?"
@@ -144,6 +147,8 @@ class Matcher:
         if self.rule.shape == "name" and is_rank(value):
             return False
         if self.rule.shape == "clock" and _TIME_RANGE.fullmatch(value):
+            return False
+        if not is_printable(value) or is_hiding(text[end : end + 1]):
             return False
         if "\n" in value and not SHAPES[self.rule.shape].block:
             return False

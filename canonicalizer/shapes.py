@@ -99,15 +99,16 @@ _NAME = (
     rf"(?:{_CASED}|[^\W\d_](?:[\w'’.-]*\w)?(?= ?(?:\r?\n|\Z|<|\])))"
     rf"(?: (?:de|da|do|dos|du|di|la|le|van|von|der|den|ter|bin|ibn|al|el|y|e|{_CASED})){{0,5}}"
 )
-_LINE = r"[^\s<>\x00-\x1f\x7f](?:[^<>\x00-\x1f\x7f]*[^\s<>\x00-\x1f\x7f])?"
+_CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+_LINE = rf"[^\s<>{_CONTROL}](?:[^<>{_CONTROL}]*[^\s<>{_CONTROL}])?"
 _GIT_FILE = (
-    r"(?:[ MADRCUT?!]{2} [^\s<>][^\r\n<>]*|\((?:clean|none|empty)[^)\r\n<>]*\)|clean"
-    r"|nothing to commit[^\r\n<>]*)"
+    rf"(?:[ MADRCUT?!]{{2}} [^\s<>{_CONTROL}][^<>{_CONTROL}]*|\((?:clean|none|empty)[^)<>{_CONTROL}]*\)|clean"
+    rf"|nothing to commit[^<>{_CONTROL}]*)"
 )
-_GIT_COMMIT = r"(?:[*-] )?[0-9a-f]{7,40} [^\s<>][^\r\n<>]*"
+_GIT_COMMIT = rf"(?:[*-] )?[0-9a-f]{{7,40}} [^\s<>{_CONTROL}][^<>{_CONTROL}]*"
 _GIT_BLOCK = rf"(?:{_GIT_FILE}|{_GIT_COMMIT})(?:\r?\n(?:{_GIT_FILE}|{_GIT_COMMIT})){{0,40}}"
 _HEX = r"(?=[\w-]*\d)(?:[A-Za-z][A-Za-z0-9]{0,15}[-_])*(?:[0-9a-fA-F]{6,64}|[A-Za-z0-9]{8,64})"
-_PATH_CHAR = r"[^\s<>\"|?*\x00-\x1f"
+_PATH_CHAR = rf"[^\s<>\"|?*{_CONTROL}"
 _PATH_WORD = rf"(?:{_PATH_CHAR}.,;:)\]]++|[.,;:)\]](?={_PATH_CHAR}]))"
 _PATH_REST = rf"{_PATH_WORD}*+(?: {_PATH_CHAR}.,;:)\]/\\]++[/\\]{_PATH_WORD}*+)*+"
 _DURATION = r"\d+(?:\.\d+)?[ ]?(?:ms|s|sec|secs|seconds?|m|min|mins|minutes?|h|hrs?|hours?|d|days?|w|weeks?)"
@@ -287,6 +288,8 @@ _RANK = re.compile(
     r"|user|none|unknown)\b",
     re.I,
 )
+_UNPRINTABLE = re.compile(rf"(?![\t\n]|\r\n)[{_CONTROL}]")
+_HIDING = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069]")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEPARATORS = re.compile(r"[_\-.\s/]+")
 _IDENTITY_ID = re.compile(r"\b(session|sess|conversation|conv|thread|chat|dialog\w*|user|sitzung)\b")
@@ -303,6 +306,17 @@ def is_authority(label: str) -> bool:
     """True for labels that state a right, a plan, a limit or a price: their values never leave the system
     text."""
     return _NEVER.search(words(label)) is not None
+
+
+def is_printable(value: str) -> bool:
+    """False for a value that could show as something else: control characters, separators of lines and
+    paragraphs, marks that turn the direction of writing. Line feeds (with or without CR) and tabs may be."""
+    return value.isprintable() or _UNPRINTABLE.search(value) is None
+
+
+def is_hiding(char: str) -> bool:
+    """True for a character that ends no line and can't be seen: a value that stops before it is not whole."""
+    return not char.isprintable() and _HIDING.match(char) is not None
 
 
 def is_rank(value: str) -> bool:

@@ -29,17 +29,29 @@ from canonicalizer.token_text import TokenBytes, probe_texts, uses_byte_level
 
 __all__ = [
     "CACHE_BYTES",
+    "MAX_CHARS_PER_TOKEN",
     "Detokenizer",
     "Segment",
     "TemplateError",
     "TextModel",
     "bytes_to_ids",
     "ids_to_bytes",
+    "surely_longer",
 ]
 
 CACHE_BYTES = 64 << 20
+MAX_CHARS_PER_TOKEN = 16
+"""Average characters of a token over a whole prompt that is taken as possible: prose has four, indented
+code eight. A text that is longer for its room is refused before anyone pays for its tokens."""
+
+_UNLOCKED_CHARS = 1024
 _USER_TEXTS = ("a", "7")  # two user messages that share no first token
 _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+def surely_longer(chars: int, tokens: int) -> bool:
+    """True when a text of `chars` characters is taken to have more than `tokens` tokens."""
+    return chars > tokens * MAX_CHARS_PER_TOKEN
 
 
 def ids_to_bytes(ids: Sequence[int]) -> bytes:
@@ -252,10 +264,9 @@ class TextModel:
     def _encode(self, text: str, special: bool) -> bytes:
         tokenizer = self._parsing if special else self._tokenizer
         try:
-            ids = ids_to_bytes(tokenizer.encode(text, add_special_tokens=False).ids)
+            ids = _ids_of(tokenizer, text)
         except (UnicodeEncodeError, TypeError):  # lone surrogates
-            clean = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-            ids = ids_to_bytes(tokenizer.encode(clean, add_special_tokens=False).ids)
+            ids = _ids_of(tokenizer, text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
         if not special:
             self._cache.put(text, ids)
         return ids
@@ -285,3 +296,11 @@ class TextModel:
             if framed[start : start + len(plain)] == plain:
                 return ids_to_bytes(framed[:start]), ids_to_bytes(framed[start + len(plain) :])
         return b"", b""
+
+
+def _ids_of(tokenizer: Tokenizer, text: str) -> bytes:
+    """The ids of one text. `encode` holds Python's lock all the while, a batch gives it up: a long text that
+    is tokenized in a thread must not stop the others."""
+    if len(text) <= _UNLOCKED_CHARS:
+        return ids_to_bytes(tokenizer.encode(text, add_special_tokens=False).ids)
+    return ids_to_bytes(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)

@@ -173,6 +173,13 @@ def _add_serve_options(serve: argparse.ArgumentParser) -> None:
         metavar="S",
         help="time for streams to end on SIGTERM (%(default)s)",
     )
+    add(
+        "--stall-s",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="silence of the step process that /health calls stalled (%(default)s)",
+    )
     fake = serve.add_argument_group("fake model (with --fake)")
     add = fake.add_argument
     add(
@@ -213,14 +220,18 @@ def _serve(args: argparse.Namespace) -> int:
         write_timeout_s=args.write_timeout_s,
         body_timeout_s=args.body_timeout_s,
         grace_s=args.grace_s,
+        stall_s=args.stall_s,
     )
     return run(config, settings, parent_pid=args.parent_pid)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse and run; the exit code (2: used wrongly)."""
+    """Parse and run; the exit code (2: used wrongly, 130: interrupted)."""
     args = build_parser().parse_args(argv)
-    code: int = args.run(args)
+    try:
+        code: int = args.run(args)
+    except KeyboardInterrupt:
+        return 130
     return code
 
 

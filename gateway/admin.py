@@ -48,6 +48,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _MAX_BODY = 4 * 1024 * 1024
+_BODY_TIMEOUT_S = 10.0
 _MAX_SOURCE_CHARS = 200
 
 
@@ -294,7 +295,11 @@ async def _body(request: web.Request) -> dict[str, Any]:
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="send application/json")
     try:
-        value = orjson.loads(await request.read())
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            raw = await request.read()
+        value = orjson.loads(raw)
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text="the body did not arrive in time") from None
     except web.HTTPRequestEntityTooLarge:
         raise web.HTTPRequestEntityTooLarge(
             _MAX_BODY, 0, text=f"the body is larger than {_MAX_BODY:,} bytes"
@@ -326,7 +331,8 @@ def _problem(status: int, message: str) -> web.Response:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return "is not UTF-8 text"
+        line = error.object.count(b"\n", 0, error.start) + 1
+        return f"line {line}: is not UTF-8 text (byte 0x{error.object[error.start]:02x})"
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
@@ -354,6 +360,8 @@ async def _guard(
         if error.status < 400:
             raise
         answer = _problem(error.status, error.text or error.reason)
+        if error.status == 408:
+            answer.force_close()  # the rest of the body may come yet
         if "Allow" in error.headers:
             answer.headers["Allow"] = error.headers["Allow"]
         return answer

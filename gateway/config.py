@@ -11,6 +11,8 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateway.loopback import is_loopback
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
@@ -80,7 +82,7 @@ class GatewayConfig:
     @property
     def loopback(self) -> bool:
         """True when the data plane can be reached from this machine only."""
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return is_loopback(self.host)
 
     @property
     def headers_exposed(self) -> bool:

@@ -83,6 +83,21 @@ def unsupported_media(content_type: str) -> ApiError:
     return ApiError(415, f"Send the body as application/json, not {shown}.", code="unsupported_media_type")
 
 
+def unsupported_encoding() -> ApiError:
+    """415: the body is compressed in a way that is not understood."""
+    message = "Send the body uncompressed, or with Content-Encoding gzip or deflate."
+    return ApiError(415, message, code="unsupported_content_encoding", headers={"Connection": "close"})
+
+
+def foreign_site() -> ApiError:
+    """403 where no key is asked for: what a page of another site may have sent."""
+    return ApiError(
+        403,
+        "Without API keys this server answers only requests for a loopback host, and only pages of one.",
+        code="foreign_origin",
+    )
+
+
 def invalid_api_key() -> ApiError:
     """401, the same words for a missing, malformed, unknown and expired key; the key is never echoed."""
     return ApiError(
@@ -121,13 +136,14 @@ def wrong_method(method: str, allowed: str) -> ApiError:
     return ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
 
 
-def context_length_exceeded(prompt_tokens: int, limit: int, param: str = "messages") -> ApiError:
+def context_length_exceeded(prompt_tokens: int | None, limit: int, param: str = "messages") -> ApiError:
     """400 for a prompt that can never fit; OpenAI's own code, which clients test for. `param` holds the
-    prompt.
+    prompt; `prompt_tokens` None: so long that nobody counted.
     """
+    count = f"more than {limit}" if prompt_tokens is None else str(prompt_tokens)
     return ApiError(
         400,
-        f"This model's maximum context length is {limit} tokens, but the prompt has {prompt_tokens} tokens. "
+        f"This model's maximum context length is {limit} tokens, but the prompt has {count} tokens. "
         f"Shorten the {param}.",
         param=param,
         code="context_length_exceeded",

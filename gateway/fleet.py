@@ -234,7 +234,7 @@ class Fleet:
         system: list[dict[str, Any]] = [{"role": "system", "content": pin.system}]
         body = {"messages": [*system, {"role": "user", "content": "a"}]}
         route = next((route for route in self._policy.routes if route.name == pin.route), None)
-        if route is not None and services.canon.mode_of(route) == "enforce":
+        if route is not None and services.canon.mode_of(route, pin.tenant or "") == "enforce":
             context = services.canon.context(pin.tenant or "")
             canonical = canonicalize(body, route.canon.ruleset, ReplayMemory(), context)
             system = [dict(canonical.messages[0])]

@@ -8,6 +8,7 @@ anonymous.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 from gateway import errors
@@ -41,6 +42,11 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
     return headers.get("x-api-key") or None
 
 
-def cache_scope(tenant: Tenant | None) -> str:
-    """What the block-hash seed is salted with for this tenant."""
-    return ANONYMOUS_SCOPE if tenant is None else tenant.scope_key
+def cache_scope(tenant: Tenant | None, salt: str | None = None) -> str:
+    """What the block-hash seed is salted with for this tenant.
+
+    A client's own `cache_salt` narrows it: it parts the tenant's cache, and can't reach another scope, as a
+    digest of it is appended.
+    """
+    scope = ANONYMOUS_SCOPE if tenant is None else tenant.scope_key
+    return scope if salt is None else f"{scope}\0{hashlib.sha256(salt.encode()).hexdigest()}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -357,9 +358,7 @@ class PinKeeper:
         ) as response:
             raw = await response.read()
             if response.status >= 400 and not (method == "DELETE" and response.status == 404):
-                raise ValueError(
-                    f"{method} {path} answered {response.status}: {raw[:200].decode('utf-8', 'replace')}"
-                )
+                raise ValueError(_refusal(f"{method} {path} answered {response.status}", raw))
             parsed = await response.json(content_type=None) if raw.strip() else {}
             return parsed if isinstance(parsed, dict) else {}
 
@@ -372,6 +371,15 @@ class PinKeeper:
         self._warming -= 1
         if not self._warming:
             self._warmed_s += time.monotonic() - self._warming_since
+
+
+def _refusal(answered: str, raw: bytes) -> str:
+    """Why the engine refused, for people: its own message, or the start of whatever it said."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        message = json.loads(raw)["error"]["message"]
+        if isinstance(message, str) and message:
+            return message
+    return f"{answered}: {raw[:200].decode('utf-8', 'replace')}"
 
 
 def _count(status: Mapping[str, Any] | None, key: str) -> int:

@@ -21,6 +21,18 @@ VARIABLE = "WARMFRONT_POLICY"
 _MAX_BYTES = 16 * 1024 * 1024
 
 
+class NotText(UnicodeDecodeError):
+    """A file is not UTF-8; the message names it and the line of the first wrong byte."""
+
+    def __init__(self, path: Path, error: UnicodeDecodeError) -> None:
+        super().__init__(error.encoding, error.object, error.start, error.end, error.reason)
+        self.path = path
+        self.line = error.object.count(b"\n", 0, error.start) + 1
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: is not UTF-8 text (byte 0x{self.object[self.start]:02x})"
+
+
 def find_policy_file(explicit: str | None, env: Mapping[str, str]) -> Path | None:
     """The file that was named, or that WARMFRONT_POLICY names, or ./warmfront.yaml where it exists; else
     None.
@@ -34,12 +46,15 @@ def find_policy_file(explicit: str | None, env: Mapping[str, str]) -> Path | Non
 
 
 def read_text(path: Path) -> str:
-    """The file's text, line ends as they are. Raises OSError, UnicodeDecodeError."""
+    """The file's text, line ends as they are. Raises OSError, NotText."""
     with path.open("rb") as file:
         raw = file.read(_MAX_BYTES + 1)
     if len(raw) > _MAX_BYTES:
         raise OSError(27, f"is larger than {_MAX_BYTES:,} bytes", str(path))
-    return raw.decode("utf-8")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotText(path, error) from None
 
 
 def read_beside(path: Path) -> Callable[[str], str]:
@@ -48,16 +63,23 @@ def read_beside(path: Path) -> Callable[[str], str]:
 
 
 def load_policy_file(path: Path, env: Mapping[str, str] | None = None) -> Policy:
-    """The policy in the file. Raises PolicyError, OSError, UnicodeDecodeError."""
+    """The policy in the file. Raises PolicyError, OSError, NotText."""
     from policies import load_policy  # here, so that `--help` need not wait for it
 
     return load_policy(read_text(path), source=str(path), read_file=read_beside(path), env=env)
 
 
 def replace_text(path: Path, old: str, new: str) -> None:
-    """Replace the file's content in one step, behind a symbolic link too. Raises OSError, also when the
-    content is no longer `old`.
+    """Replace the file's content in one step, behind a symbolic link too. Raises OSError, which names this
+    file, also when the content is no longer `old`.
     """
+    try:
+        _replace(path, old, new)
+    except OSError as error:  # the file that a person knows, not the draft beside it
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _replace(path: Path, old: str, new: str) -> None:
     target = path.resolve(strict=True)
     status = target.stat()
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)

@@ -3,7 +3,9 @@
 One `ReplicaProcess` per replica: start, relay what it says on stderr, mark the record starting / down,
 restart with back-off. That a child ended is known from the operating system at once (its exit is
 awaited), never from a poll; from that moment its record is down, so that its index entries are gone and
-no request is sent there. Whether it *serves* is the monitor's question (`/health`), not asked here.
+no request is sent there. Whether it *serves* is the monitor's question (`/health`), not asked here; but a
+child that lives while its record says down for `stall_s` (stopped, or stuck in a step) is killed, so that
+it starts again.
 
 Must always hold: at most one live child per replica; after `stop` no child and no runtime directory is
 left. Every child has its own process group, killed as a whole, so that a front process killed alone
@@ -31,6 +33,7 @@ from gateway.routing.replica import Replica
 _log = logging.getLogger(__name__)
 _LOG_BYTES = 8 * 1024 * 1024
 _LINE_BYTES = 64 * 1024
+STALL_S = 60.0
 
 Progress = Callable[[str, str], None]  # (replica id, one line of its stderr)
 
@@ -104,6 +107,7 @@ class ReplicaProcess:
         *,
         backoff: Backoff,
         on_progress: Progress,
+        stall_s: float = STALL_S,
     ) -> None:
         self.replica = replica
         self.restarts = 0
@@ -112,6 +116,8 @@ class ReplicaProcess:
         self._runtime_dir = runtime_dir
         self._backoff = backoff
         self._on_progress = on_progress
+        self._stall_s = stall_s
+        self._down_s = 0.0
         self._child: asyncio.subprocess.Process | None = None
         self._last_line = ""
         self._stopping = False
@@ -133,7 +139,7 @@ class ReplicaProcess:
                 reason = f"cannot start: {error}"
             if self._stopping:
                 return
-            if time.monotonic() - began >= self._backoff.healthy_s:
+            if time.monotonic() - began - self._down_s >= self._backoff.healthy_s:
                 in_a_row = 0
             delay_s = self._backoff.delay_s(in_a_row)
             in_a_row += 1
@@ -203,6 +209,7 @@ class ReplicaProcess:
             _signal_group(child.pid, signal.SIGKILL)
         self.replica.mark_starting("loading")
         relay = asyncio.create_task(self._relay(read_end))
+        stuck = asyncio.create_task(self._kill_when_stuck(child.pid))
         try:
             code = await child.wait()
             self.replica.mark_down(f"exited ({_exit_text(code)})")
@@ -210,9 +217,26 @@ class ReplicaProcess:
             await asyncio.wait({relay}, timeout=1.0)
         finally:
             relay.cancel()
-            await asyncio.gather(relay, return_exceptions=True)
+            stuck.cancel()
+            await asyncio.gather(relay, stuck, return_exceptions=True)
+        if not stuck.cancelled():
+            return stuck.result()
         said = f": {self._last_line}" if code > 0 and self._last_line else ""
         return f"exited ({_exit_text(code)}){said}"
+
+    async def _kill_when_stuck(self, pid: int) -> str:
+        """SIGKILL the group of a child that lives while its replica is down for `stall_s`; returns why.
+
+        Seconds are counted in ticks, so that a pause of this process is not held against the child.
+        """
+        tick_s = min(1.0, self._stall_s / 10)
+        self._down_s = 0.0
+        while self._down_s < self._stall_s:
+            await asyncio.sleep(tick_s)
+            self._down_s = self._down_s + tick_s if self.replica.state == "down" else 0.0
+        why = f"killed: it did not serve for {self._stall_s:g} s ({self.replica.reason})"
+        _signal_group(pid, signal.SIGKILL)
+        return why
 
     async def _relay(self, read_end: int) -> None:
         """Append the child's stderr to its log file and hand every line on."""
@@ -252,7 +276,8 @@ class Supervisor:
     """The bundled replicas of one pool. Their records are `replicas`; monitors watch them like any other.
 
     `on_progress(replica_id, line)` gets every line that a replica writes to stderr. Without `runtime_dir`
-    a fresh one is made and removed again at the end (logs included).
+    a fresh one is made and removed again at the end (logs included). A replica that lives but does not serve
+    for `stall_s` seconds is killed and started again.
     """
 
     def __init__(
@@ -262,6 +287,7 @@ class Supervisor:
         runtime_dir: Path | None = None,
         backoff: Backoff | None = None,
         on_progress: Progress | None = None,
+        stall_s: float = STALL_S,
     ) -> None:
         self.spec = spec
         self.runtime_dir = runtime_dir or make_runtime_dir()
@@ -282,6 +308,7 @@ class Supervisor:
                 self.runtime_dir,
                 backoff=backoff or Backoff(),
                 on_progress=on_progress or _ignore,
+                stall_s=stall_s,
             )
             for replica in self.replicas
         ]

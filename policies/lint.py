@@ -85,7 +85,7 @@ def _scopes(policy: Policy, pool: Pool, path: str) -> Iterator[Problem]:
     """Tenants that ask for a cache of their own of engines that keep one for all. A group alone on its pool
     has nobody to be kept apart from.
     """
-    foreign = next((i for i, each in enumerate(pool.upstreams) if each.dialect != "bundled"), None)
+    foreign = next((i for i, each in enumerate(pool.upstreams) if each.dialect == "openai"), None)
     if foreign is None:
         return
     wanted = [route.match.tenants for route in policy.routes if route.pool == pool.name]

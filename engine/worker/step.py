@@ -1,8 +1,10 @@
 """The step loop: commands in, one step of the model, tokens out, again.
 
 Owns nothing but the order of things; the scheduler decides, the runner computes. What must always hold: the
-loop waits only when there is nothing to compute; one "tokens" message a step at most; no command and no
-exception of the runner ends it, and whatever fails, its blocks are free again before the next step.
+loop waits only when there is nothing to compute; one "tokens" message a step at most; the front hears
+something every `STATS_INTERVAL_S` or after each step, whichever is later, so that silence means a step that
+never ends; no command and no exception of the runner ends the loop, and whatever fails, its blocks are free
+again before the next step.
 """
 
 from __future__ import annotations
@@ -63,7 +65,6 @@ class StepLoop:
         self._clock = clock
         self._running = True
         self._reported_at = clock()
-        self._reported: dict[str, Any] = {}
         self._reported_pins: list[tuple[str, str]] = []
         self._poller = zmq.Poller()
         for socket in (channel, *publisher.sockets):
@@ -121,7 +122,7 @@ class StepLoop:
                 scheduler.clear()
                 self._send_pins()
             case wire.QueryStats():
-                self._send_stats()
+                self._send_stats(answer=True)
             case wire.Shutdown():
                 self.stop()
 
@@ -145,21 +146,19 @@ class StepLoop:
         return True
 
     def _report(self) -> None:
-        """Stats and pins when they changed, at most every STATS_INTERVAL_S; also looks after the parent."""
+        """Every STATS_INTERVAL_S: stats (a sign of life), pins if they changed, a look after the parent."""
         now = self._clock()
         if now - self._reported_at < STATS_INTERVAL_S:
             return
         self._reported_at = now
         if not self._alive():
             self.stop()
-        if asdict(self._scheduler.stats()) != self._reported:
-            self._send_stats()
+        self._send_stats(answer=False)
         if [(pin.id, pin.state) for pin in self._scheduler.pins()] != self._reported_pins:
             self._send_pins()
 
-    def _send_stats(self) -> None:
-        self._reported = asdict(self._scheduler.stats())
-        self._send(wire.Stats(self._reported))
+    def _send_stats(self, *, answer: bool) -> None:
+        self._send(wire.Stats(asdict(self._scheduler.stats()), answer))
 
     def _send_pins(self) -> None:
         pins = self._scheduler.pins()
@@ -190,10 +189,14 @@ def scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
     )
 
 
-def describe(config: EngineConfig, limits: SchedulerConfig, runner: Runner) -> dict[str, Any]:
+def describe(
+    config: EngineConfig, limits: SchedulerConfig, runner: Runner, *, warm_up_s: float = 0.0
+) -> dict[str, Any]:
     """The "ready" message: what the front needs to check requests, and `/engine/info` to show.
 
     `context_length` is the longest sequence this replica serves: the model's, or what its pool can hold.
+    `warm_up_s` is how long the largest step and a few others took together, in seconds: a bound to judge
+    silence by.
     """
     return {
         "context_length": limits.max_len,
@@ -212,4 +215,5 @@ def describe(config: EngineConfig, limits: SchedulerConfig, runner: Runner) -> d
         "events_replay": config.replay_endpoint,
         "step_pid": os.getpid(),
         "started": time.time(),
+        "warm_up_s": warm_up_s,
     }

@@ -3,7 +3,8 @@
 Owns the process: it loads the model, opens the sockets, says "ready", and runs the step loop. What must
 always hold: it ends when its parent ends, however and whenever that happens (the kernel's parent-death
 signal, the parent's id, and the connection to its socket: one of them sees even a parent that died before
-this process had started), so that no orphan keeps memory or cores. Torch is imported here, and only if the
+this process had started), even while it is stopped or stuck in a step, so that no orphan keeps memory or
+cores. Torch is imported here, and only if the
 configuration names a real model; its environment must have been set by the parent (`step_environment`).
 """
 
@@ -14,6 +15,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 
 import zmq
@@ -95,7 +97,9 @@ def serve(config: EngineConfig, parent: int) -> None:
         if config.events:
             publisher = ZmqEvents(context, config.events, config.replay_endpoint)
         runner = load_runner(config)
+        began = time.monotonic()
         runner.warm_up()
+        warm_up_s = time.monotonic() - began
         limits = scheduler_config(config, runner)
 
         def alive() -> bool:
@@ -103,7 +107,7 @@ def serve(config: EngineConfig, parent: int) -> None:
 
         loop = StepLoop(Scheduler(limits), runner, channel, publisher, alive=alive)
         signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-        channel.send(wire.encode_report(wire.Ready(describe(config, limits, runner))))
+        channel.send(wire.encode_report(wire.Ready(describe(config, limits, runner, warm_up_s=warm_up_s))))
         loop.run()
         channel.disable_monitor()
     finally:
@@ -111,9 +115,12 @@ def serve(config: EngineConfig, parent: int) -> None:
 
 
 def die_with_parent(parent: int) -> bool:
-    """Ask the kernel for SIGTERM when the parent ends; False when it has ended already."""
+    """Ask the kernel for SIGKILL when the parent ends; False when it has ended already.
+
+    Not SIGTERM: a process that is stopped, or that never returns from a kernel, would not act on it.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent
 
 

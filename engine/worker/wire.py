@@ -5,7 +5,7 @@ Decoding checks every field it uses: a malformed message raises `WireError` (wit
 could be read) and never reaches the scheduler. The front imports this file, so it must not import torch.
 
     front -> step   ["add", {..}] ["abort", id] ["pin", {..}] ["unpin", id] ["clear"] ["stats"] ["shutdown"]
-    step -> front   ["ready", {..}] ["tokens", [row, ..]] ["stats", {..}] ["pins", [{..}, ..]]
+    step -> front   ["ready", {..}] ["tokens", [row, ..]] ["stats", {..}, answer] ["pins", [{..}, ..]]
                     ["error", id | nil, message, code]
     row             [request_id, token_id | nil, finish_reason | nil, lp | nil, timings | nil, message | nil]
     lp              [logprob | nil, [[id, logprob], ..], [entry, ..] | nil]
@@ -96,9 +96,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The fields of `CacheStats`."""
+    """The fields of `CacheStats`. `answer`: to a `QueryStats`, one each and in their order; else unasked."""
 
     values: dict[str, Any]
+    answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +177,8 @@ def encode_report(report: Report) -> bytes:
             return _pack(["tokens", [_row(output) for output in outputs]])
         case Ready(info):
             return _pack(["ready", info])
-        case Stats(values):
-            return _pack(["stats", values])
+        case Stats(values, answer):
+            return _pack(["stats", values, answer])
         case Pins(pins):
             return _pack(["pins", pins])
         case Failed(request_id, message, code):
@@ -194,7 +195,7 @@ def decode_report(data: bytes) -> Report:
             case "ready":
                 return Ready(dict(args[0]))
             case "stats":
-                return Stats(dict(args[0]))
+                return Stats(dict(args[0]), bool(args[1]))
             case "pins":
                 return Pins(tuple(dict(pin) for pin in args[0]))
             case "error":

@@ -3,7 +3,8 @@
 Owns the limits of acceptance. Always holds: a body that announces more than the limit is refused before a
 byte of it is asked for (`Expect: 100-continue` is answered only then), one that turns out longer is refused
 before it is held whole; a body that does not arrive in time ends its request; nothing a client writes in a
-header reaches an upstream or a log unless its form was checked here.
+header reaches an upstream or a log unless its form was checked here; a body of a type that a page may send to
+any site unasked is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from gateway import errors
+from gateway.loopback import host_name, is_loopback, is_loopback_origin
 
+_ENCODINGS = frozenset(("identity", "gzip", "deflate"))
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -24,12 +27,9 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 async def read_body(request: web.BaseRequest, limit: int, timeout_s: float) -> bytes:
     """The body's bytes, read once; raises ApiError 408, 413 or 415."""
     headers = request.headers
-    content_type = headers.get("Content-Type")
-    if content_type and "json" not in content_type.lower():
-        raise errors.unsupported_media(content_type.partition(";")[0].strip())
-    encoding = headers.get("Content-Encoding", "identity").lower()
-    if encoding not in ("identity", "gzip", "deflate"):
-        raise errors.unsupported_media(f"content encoding {encoding}")
+    _check_media_type(headers)
+    if headers.get("Content-Encoding", "identity").strip().lower() not in _ENCODINGS:
+        raise errors.unsupported_encoding()
     announced = request.content_length
     if announced is not None and announced > limit:
         raise errors.body_too_large(limit)
@@ -52,6 +52,29 @@ async def read_body(request: web.BaseRequest, limit: int, timeout_s: float) -> b
     if len(body) > limit:
         raise errors.body_too_large(limit)
     return body
+
+
+def _check_media_type(headers: Mapping[str, str]) -> None:
+    content_type = headers.get("Content-Type", "").strip()
+    essence = content_type.partition(";")[0].strip().lower()
+    if essence == "application/json" or ("/" in essence and essence.endswith("+json")):
+        return
+    if content_type or "Origin" in headers:  # a page can send a body without a type to any site
+        raise errors.unsupported_media(essence or "a body without a type")
+
+
+def check_site(headers: Mapping[str, str], own_host: str) -> None:
+    """Refuse, where nobody needs a key, what a page of another site may have sent; raises ApiError 403.
+
+    The Host must be a loopback name or `own_host` (else a name was rebound to this machine), the Origin, if
+    any, that of a page of this machine.
+    """
+    host = host_name(headers.get("Host", ""))
+    if not is_loopback(host) and host.strip("[]") != own_host.lower():
+        raise errors.foreign_site()
+    origin = headers.get("Origin")
+    if origin is not None and not is_loopback_origin(origin):
+        raise errors.foreign_site()
 
 
 def request_id_of(headers: Mapping[str, str]) -> str:

@@ -20,6 +20,9 @@ Kind = Literal["chat", "completion"]
 
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 MAX_MODEL_CHARS = 512
+MAX_SALT_CHARS = 256
+MAX_DEPTH = 128
+"""Lists and objects inside each other in one field; within what every renderer and encoder can follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class ParsedBody:
     include_usage: bool
     max_tokens: int | None
     choices: int
+    cache_salt: str | None = None
+    """The client's own part of what its cached blocks are kept apart by."""
 
 
 def parse_body(kind: Kind, raw: bytes) -> ParsedBody:
@@ -47,6 +52,7 @@ def parse_body(kind: Kind, raw: bytes) -> ParsedBody:
         raise errors.malformed_json("nested too deeply") from None
     if type(body) is not dict:
         raise errors.invalid("The request body must be a JSON object.")
+    _check_depth(raw, body)
     get = body.get
     model = get("model")
     if type(model) is not str or not model:
@@ -72,7 +78,34 @@ def parse_body(kind: Kind, raw: bytes) -> ParsedBody:
         include_usage=include_usage,
         max_tokens=_max_tokens(get),
         choices=_integer(get("n"), "n", least=1) or 1,
+        cache_salt=_cache_salt(get("cache_salt")),
     )
+
+
+def _check_depth(raw: bytes, body: dict[str, Any]) -> None:
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return
+    for name, value in body.items():
+        level = [value] if type(value) in (dict, list) else []
+        for _ in range(MAX_DEPTH):
+            if not level:
+                break
+            level = [
+                child
+                for item in level
+                for child in (item.values() if type(item) is dict else item)
+                if type(child) is dict or type(child) is list
+            ]
+        if level:
+            shown = name if len(name) <= 80 else name[:80] + "..."
+            raise errors.invalid(f"'{shown}' is nested deeper than {MAX_DEPTH} levels.", shown)
+
+
+def _cache_salt(salt: Any) -> str | None:
+    if salt is not None and (type(salt) is not str or len(salt) > MAX_SALT_CHARS):
+        problem = f"must be a string of at most {MAX_SALT_CHARS} characters"
+        raise errors.invalid(f"'cache_salt' {problem}.", "cache_salt")
+    return salt
 
 
 def _messages(messages: Any) -> list[dict[str, Any]]:
@@ -90,6 +123,7 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
         if role not in _ROLES:
             known = ", ".join(sorted(_ROLES))
             raise errors.invalid(f"'messages[{i}].role' must be one of {known}.", f"messages[{i}].role")
+        _message_fields(message, i)
         content = message.get("content")
         if content is None or type(content) is str:
             continue
@@ -102,6 +136,18 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
             if part["type"] == "text" and type(part.get("text")) is not str:
                 raise errors.invalid(f"'{where}[{j}].text' must be a string.", f"{where}[{j}].text")
     return messages
+
+
+def _message_fields(message: dict[str, Any], i: int) -> None:
+    calls = message.get("tool_calls")
+    if calls is not None and (type(calls) is not list or any(type(call) is not dict for call in calls)):
+        where = f"messages[{i}].tool_calls"
+        raise errors.invalid(f"'{where}' must be a list of objects.", where)
+    for name in ("tool_call_id", "name"):
+        value = message.get(name)
+        if value is not None and type(value) is not str:
+            where = f"messages[{i}].{name}"
+            raise errors.invalid(f"'{where}' must be a string.", where)
 
 
 def _tools(tools: Any) -> None:

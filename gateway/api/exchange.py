@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import orjson
 from aiohttp import web
 
 from gateway import errors
-from gateway.api.accept import read_body, request_id_of, traceparent_of
+from gateway.api.accept import check_site, read_body, request_id_of, traceparent_of
 from gateway.api.account import Seen, reported_timings, split_ttft, take_usage
 from gateway.api.body import Kind, ParsedBody, parse_body
+from gateway.api.plan import Plan
 from gateway.api.relay import AttemptFailed, Relay, StalledClient, refusal
 from gateway.api.services import Services
 from gateway.canon.service import CanonOutcome
@@ -31,26 +32,22 @@ from gateway.telemetry.ledger import LedgerEntry
 from gateway.telemetry.metrics import PARTS
 from gateway.telemetry.shadow import ShadowItem
 from gateway.upstream.client import Call, UpstreamBroken
-from gateway.upstream.dialects import DIALECTS, Outgoing, Usage, upstream_body, upstream_headers
-from policies import Policy, PriorityClass, Route, Tenant
+from gateway.upstream.dialects import (
+    DIALECTS,
+    Outgoing,
+    Usage,
+    refuses_priority,
+    upstream_body,
+    upstream_headers,
+)
+from policies import Policy, Route, Tenant
 
+UNORDERED = "no_priority"
+"""Reason of an attempt that the same replica gets once more, without a priority."""
 _PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 _ACCEPT, _CANON, _TOKENIZE, _QUEUE, _CONNECT = (
     PARTS.index(name) for name in ("accept", "canonicalize", "tokenize", "gateway_queue", "connect")
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What was decided before a replica is chosen."""
-
-    tenant: Tenant | None
-    route: Route
-    class_: PriorityClass
-    parsed: ParsedBody
-    canon: CanonOutcome
-    text: PoolText
-    chain: PromptChain
 
 
 class Exchange:
@@ -106,7 +103,10 @@ class Exchange:
         if services.draining:
             raise errors.draining()
         tenant = identify(policy, headers)
-        entry.tenant = tenant.name if tenant is not None else None
+        if tenant is None:
+            check_site(headers, services.config.host)
+        else:
+            entry.tenant = tenant.name
         limit = min(services.config.max_body_bytes, policy.limits.body_bytes)
         raw = await read_body(self._request, limit, services.config.body_timeout_s)
         parsed = parse_body(self._kind, raw)
@@ -166,7 +166,7 @@ class Exchange:
     ) -> tuple[CanonOutcome, PromptChain]:
         """Hash the prompt; where only the edits made it too long, the original is what will be sent."""
         models = self._services.text_models
-        seed = text.seed(cache_scope(tenant))
+        seed = text.seed(cache_scope(tenant, parsed.cache_salt))
         if self._kind == "completion":
             add_special = parsed.body.get("add_special_tokens") is not False
             chain = await models.completion_chain(text, seed, parsed.body["prompt"], add_special=add_special)
@@ -198,7 +198,9 @@ class Exchange:
     async def _attempts(self, plan: Plan, admitted: float) -> web.StreamResponse:
         services, entry = self._services, self.entry
         parsed = plan.parsed
-        max_tokens = parsed.max_tokens or self._policy.limits.default_max_tokens
+        max_tokens = parsed.max_tokens
+        if max_tokens is None:
+            max_tokens = self._policy.limits.default_max_tokens
         query = RouteQuery(
             plan.chain.count, plan.chain.hashes, plan.chain.block_size, plan.class_.rank, max_tokens
         )
@@ -223,6 +225,8 @@ class Exchange:
                 except AttemptFailed as failed:
                     failure = failed
                     dispatch.finish("retried" if failed.retriable else "error")
+            if failure.reason == UNORDERED:
+                continue
             if failure.refused:
                 replica.mark_down("connection refused")
             tried |= {replica.id}
@@ -248,6 +252,7 @@ class Exchange:
             priority=plan.class_.rank,
             deadline_ms=None,
             request_id=entry.request_id,
+            ordered=services.unordered.get(replica.id) != replica.epoch,
             output_cap=limits.default_max_tokens
             if self._kind == "chat" and parsed.max_tokens is None
             else None,
@@ -256,12 +261,18 @@ class Exchange:
         head = upstream_headers(replica.api_key, entry.request_id, traceparent_of(self._request.headers))
         call = services.client.call(services.origin(replica.base_url), "POST", entry.path, head, body)
         try:
-            await call.start()
-            entry.parts[_CONNECT] = call.sent_at - admitted
-            self._sent_at = call.sent_at
-            if parsed.stream:
-                return await self._stream(call, plan, dispatch)
-            return await self._whole(call, plan, dispatch)
+            with services.live.watching(replica, call):
+                await call.start()
+                entry.parts[_CONNECT] = call.sent_at - admitted
+                self._sent_at = call.sent_at
+                answer = self._stream if parsed.stream else self._whole
+                return await answer(call, plan, dispatch)
+        except AttemptFailed as failed:
+            error = failed.error
+            if not (outgoing.ordered and refuses_priority(dialect, error.status, error.message)):
+                raise
+            services.unordered[replica.id] = replica.epoch
+            raise AttemptFailed(UNORDERED, error) from None
         except UpstreamBroken as broken:
             failure = errors.upstream_failed("The upstream failed before it answered.")
             raise AttemptFailed("broken", failure, refused=broken.refused) from None

@@ -22,7 +22,7 @@ from gateway.api.chunks import StreamReader, error_status
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.upstream.client import Call, UpstreamBroken
-from gateway.upstream.sse import PING, EventSplitter, EventTooLarge, event_data, is_done
+from gateway.upstream.sse import PING, EventSplitter, EventTooLarge, event_data, is_done, parse_object
 
 _HELD_LIMIT = 64 * 1024
 _TAIL_WAIT_S = 0.2
@@ -70,6 +70,7 @@ class Relay:
         self._choices = choices
         self._last_sent = time.perf_counter()
         self._data_sent = False
+        self._held = b""
         self.response: web.StreamResponse | None = None
         self.reader = StreamReader(show_usage=show_usage, choices=choices)
         self.first_read_at = 0.0
@@ -86,40 +87,15 @@ class Relay:
         when the client is gone.
         """
         self.reader = reader = StreamReader(show_usage=self._show_usage, choices=self._choices)
+        self._held = b""
         splitter = EventSplitter()
-        held = b""
         try:
             await self._head(call)
             while True:
                 piece = await self._piece(call)
                 if not piece:
                     break
-                out: list[bytes] = []
-                for event in splitter.feed(piece):
-                    first_data = not reader.data
-                    kept = reader.take(event)
-                    if reader.error is not None and first_data:
-                        raise _first_event_failure(reader.error)
-                    if kept:
-                        out.append(kept)
-                if not out:
-                    continue
-                data = b"".join(out) if len(out) > 1 else out[0]
-                if not reader.data and self.response is None:
-                    held += data
-                    if len(held) > _HELD_LIMIT:
-                        raise AttemptFailed("no data", errors.upstream_failed("The upstream sent no data."))
-                    continue
-                first = reader.content and not self.first_sent_at
-                if first:
-                    self.first_read_at = time.perf_counter()
-                await self._write(held + data if held else data)
-                held = b""
-                if reader.data:
-                    self._data_sent = True
-                if first:
-                    self.first_sent_at = time.perf_counter()
-                    on_first_token()
+                await self._pass(splitter.feed(piece), on_first_token)
                 if reader.done or reader.error is not None:
                     break
         except UpstreamBroken as broken:
@@ -131,7 +107,41 @@ class Relay:
                 failure = errors.upstream_failed("The upstream sent an event that is too large.")
                 raise AttemptFailed("malformed", failure) from None
             call.abort()
-        return await self._close(call, splitter)
+            splitter = EventSplitter()  # what it has is no event
+        last = _last_event(splitter.tail)
+        if last and not reader.done and reader.error is None:
+            await self._pass([last], on_first_token)
+        return await self._close(call)
+
+    async def _pass(self, events: list[bytes], on_first_token: Callable[[], None]) -> None:
+        """Hand on whole events; comments before the first data are held, so that a retry stays possible."""
+        reader = self.reader
+        out: list[bytes] = []
+        for event in events:
+            first_data = not reader.data
+            kept = reader.take(event)
+            if reader.error is not None and first_data:
+                raise _first_event_failure(reader.error)
+            if kept:
+                out.append(kept)
+        if not out:
+            return
+        data = b"".join(out) if len(out) > 1 else out[0]
+        if not reader.data and self.response is None:
+            self._held += data
+            if len(self._held) > _HELD_LIMIT:
+                raise AttemptFailed("no data", errors.upstream_failed("The upstream sent no data."))
+            return
+        first = reader.content and not self.first_sent_at
+        if first:
+            self.first_read_at = time.perf_counter()
+        await self._write(self._held + data if self._held else data)
+        self._held = b""
+        if reader.data:
+            self._data_sent = True
+        if first:
+            self.first_sent_at = time.perf_counter()
+            on_first_token()
 
     async def fail(self, error: ApiError) -> None:
         """End a committed stream with an in-band error event."""
@@ -139,14 +149,8 @@ class Relay:
         assert self.response is not None
         await self.response.write_eof()
 
-    async def _close(self, call: Call, splitter: EventSplitter) -> str:
+    async def _close(self, call: Call) -> str:
         reader = self.reader
-        if splitter.tail and not reader.done:
-            data = event_data(splitter.tail + b"\n\n")
-            if data is not None and is_done(data):
-                reader.done = reader.data = True
-                await self._write(splitter.tail)
-                self._data_sent = True
         if not self._data_sent:
             failure = errors.upstream_failed("The upstream ended the stream without any event.")
             raise AttemptFailed("empty", failure)
@@ -243,6 +247,14 @@ class Relay:
         except TimeoutError:
             transport.abort()
             raise StalledClient from None
+
+
+def _last_event(tail: bytes) -> bytes:
+    """The event that a stream ended with, where only the blank line after it is missing; else `b""`."""
+    event = tail + (b"\n" if tail.endswith(b"\n") else b"\n\n")
+    data = event_data(event) if tail else None
+    whole = data is not None and (is_done(data) or parse_object(data) is not None)
+    return event if whole else b""
 
 
 def refusal(status: int, body: bytes) -> AttemptFailed:

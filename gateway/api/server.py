@@ -15,12 +15,13 @@ from typing import Any
 import orjson
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from gateway import errors
-from gateway.api.accept import request_id_of
+from gateway.api.accept import check_site, request_id_of
 from gateway.api.body import Kind
 from gateway.api.exchange import Exchange
 from gateway.api.services import Services
@@ -51,8 +52,12 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what could not be parsed as HTTP (400), or an exception that got past a handler (500)."""
-        if status < 500:
+        """Answer what could not be parsed as HTTP (400; 415 for an unknown encoding of a body), or an
+        exception that got past a handler (500).
+        """
+        if isinstance(exc, ContentEncodingError):
+            error = errors.unsupported_encoding()
+        elif status < 500:
             error = ApiError(status, "The request is not valid HTTP.", code="invalid_http")
         else:
             _log.error("a handler failed with %s", type(exc).__name__)
@@ -162,7 +167,8 @@ class DataPlane:
 
     def _models(self, request: web.BaseRequest, path: str) -> web.Response:
         policy = self._services.policy
-        identify(policy, request.headers)
+        if identify(policy, request.headers) is None:
+            check_site(request.headers, self._services.config.host)
         names = {pool.model: pool.name for pool in policy.pools.values()}
         names |= {
             alias: names[model] for alias, model in policy.models.items() if alias != "*" and model in names

@@ -21,6 +21,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prefixes import SystemPrefixes
 from gateway.telemetry.shadow import Shadow
 from gateway.upstream.client import Origin, UpstreamClient
+from gateway.upstream.live import LiveCalls
 from policies import Policy
 
 
@@ -66,6 +67,9 @@ class Services:
     ledger: Ledger
     metrics: Metrics
     retries: RetryBudget
+    live: LiveCalls = field(default_factory=LiveCalls)
+    unordered: dict[str, int] = field(default_factory=dict)
+    """Replicas (with the epoch of that answer) that refused a request's priority: it is not sent again."""
     prefixes: SystemPrefixes = field(default_factory=SystemPrefixes)
     draining: bool = False
     running: set[asyncio.Task[object]] = field(default_factory=set)

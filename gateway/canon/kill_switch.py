@@ -70,7 +70,10 @@ class KillSwitch:
     def _write(self, everything: bool, routes: Iterable[str]) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self._path.with_suffix(".new")
-        draft.write_bytes(orjson.dumps({"all": everything, "routes": sorted(routes)}))
-        os.replace(draft, self._path)
+        try:
+            draft.write_bytes(orjson.dumps({"all": everything, "routes": sorted(routes)}))
+            os.replace(draft, self._path)
+        except OSError as error:  # the file that a person knows, not the draft beside it
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
         self._stamp = None
         self.poll()

@@ -2,15 +2,16 @@
 
 Owns what the pure pipeline may not hold: each tenant's replay memory, each route's mode at this moment, and
 the record of bypasses. Always holds: bytes change only in `enforce`; bytes that were changed were proved
-first (`undo(edits, sent) == received`); an exception, a failed proof or a budget overrun sends the
-original; five bypasses of a route within a minute put it in `observe`; a request that would be served
-without the pipeline is never refused because of it. A client may narrow its route's mode, never widen it.
+first (`undo(edits, sent) == received`); an exception, a failed proof, a budget overrun or a body that is
+escaped unusually sends the original; a request that would be served without the pipeline is never refused
+because of it. A client may narrow its route's mode, never widen it; what five bypasses within a minute do is
+demotion.py's.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,10 +26,12 @@ from canonicalizer import (
     EditError,
     ReplayMemory,
     Ruleset,
+    UnusualEscapes,
     apply_proved,
     canonicalize,
     fence_key,
 )
+from gateway.canon.demotion import Demotions
 from gateway.canon.kill_switch import KillSwitch
 from gateway.telemetry.metrics import Metrics
 from policies import Route
@@ -36,7 +39,6 @@ from policies import Route
 Mode = Literal["off", "observe", "enforce"]
 
 _STRENGTH: dict[str, int] = {"off": 0, "observe": 1, "enforce": 2}
-_BYPASS_WINDOW_S = 60.0
 _BUDGET_BASE_S = 0.005
 _BUDGET_PER_CHAR_S = 0.0001 / 4000  # 0.1 ms per 1,000 tokens of about four characters
 _MAX_TENANTS = 4096
@@ -82,38 +84,36 @@ class CanonService:
         self._metrics = metrics
         self._secret = secret
         self._switch = switch
-        self._bypass_limit = bypass_limit
+        self._demotions = Demotions(bypass_limit, _MAX_TENANTS)
         self._memory_ttl_s = memory_ttl_s
         self._memories: OrderedDict[str, ReplayMemory] = OrderedDict()
         self._contexts: dict[str, Context] = {}
-        self._bypasses: dict[str, deque[float]] = {}
-        self._demoted: set[str] = set()
         self._edit_counters: dict[tuple[str, str], Counter] = {}
 
-    def mode_of(self, route: Route) -> Mode:
-        """The mode in force: the policy's, unless the kill switch or the bypass budget lowers it."""
+    def mode_of(self, route: Route, tenant: str = "") -> Mode:
+        """The mode in force for a tenant ("": in general): the policy's, unless the kill switch or the bypass
+        budget lowers it.
+        """
         mode: Mode = route.canon.mode
         if self._switch.engaged(route.name):
             return "off"
-        if mode == "enforce" and route.name in self._demoted:
+        if mode == "enforce" and self._demotions.holds(route.name, tenant):
             return "observe"
         return mode
 
     @property
     def demoted(self) -> frozenset[str]:
-        """Routes that the bypass budget put in `observe`."""
-        return frozenset(self._demoted)
+        """Routes that the bypass budget put in `observe` for everybody."""
+        return self._demotions.routes
 
     def restore(self, route: str) -> None:
         """Let a demoted route enforce again (a person, or a new policy, decided so)."""
-        self._demoted.discard(route)
-        self._bypasses.pop(route, None)
+        self._demotions.lift(route)
 
     def state(self, routes: tuple[Route, ...]) -> list[dict[str, Any]]:
         """Per route: configured and effective mode, ruleset version, bypasses in the last minute; for
         the dashboard.
         """
-        now = time.monotonic()
         return [
             {
                 "route": route.name,
@@ -122,10 +122,9 @@ class CanonService:
                 "ruleset": route.canon.ruleset.version,
                 "rules": len(route.canon.ruleset.rules),
                 "killed": self._switch.engaged(route.name),
-                "demoted": route.name in self._demoted,
-                "bypasses_last_minute": sum(
-                    1 for at in self._bypasses.get(route.name, ()) if now - at < _BYPASS_WINDOW_S
-                ),
+                "demoted": route.name in self.demoted,
+                "demoted_tenants": self._demotions.tenants(route.name),
+                "bypasses_last_minute": self._demotions.recent(route.name),
             }
             for route in routes
         ]
@@ -140,7 +139,7 @@ class CanonService:
         asked: str | None = None,
     ) -> CanonOutcome:
         """Canonicalize one chat request; `asked` is the client's `x-warmfront-canon` header."""
-        mode = self.mode_of(route)
+        mode = self.mode_of(route, tenant)
         asked = asked.strip().lower() if asked else None
         if asked in _STRENGTH and _STRENGTH[asked] < _STRENGTH[mode]:
             mode = "off" if asked == "off" else "observe"
@@ -171,13 +170,15 @@ class CanonService:
                 again = time.perf_counter()
                 apply_proved(raw, self._pipeline(body, ruleset, memory, tenant, mode).edits)
                 reason = "budget" if time.perf_counter() - again > budget else None
+        except UnusualEscapes:
+            canonical, sent, reason = None, raw, "escapes"
         except EditError:
             canonical, sent, reason = None, raw, "mismatch"
         except Exception:  # the pipeline must never fail a request, whatever broke in it
             canonical, sent, reason = None, raw, "exception"
         elapsed = time.perf_counter() - started
         if reason is not None or canonical is None:
-            self.count_bypass(route.name, reason or "exception")
+            self.count_bypass(route.name, reason or "exception", tenant)
             return CanonOutcome(mode, ruleset.version, raw, messages, body, bypass=reason, elapsed_s=elapsed)
         memory.store(canonical.remember, int(time.time()))
         for edit in canonical.edits:
@@ -198,14 +199,10 @@ class CanonService:
     ) -> Canonical:
         return canonicalize(body, ruleset, memory, self.context(tenant), include_observed=mode == "observe")
 
-    def count_bypass(self, route: str, reason: str) -> None:
+    def count_bypass(self, route: str, reason: str, tenant: str = "") -> None:
         """An enforced request goes out as it came."""
         self._metrics.canon_bypass.labels(reason).inc()
-        now = time.monotonic()
-        recent = self._bypasses.setdefault(route, deque(maxlen=self._bypass_limit))
-        recent.append(now)
-        if len(recent) == self._bypass_limit and now - recent[0] < _BYPASS_WINDOW_S:
-            self._demoted.add(route)
+        self._demotions.note(route, tenant, reason)
 
     def _count_edit(self, route: str, rule: str) -> None:
         counter = self._edit_counters.get((route, rule))

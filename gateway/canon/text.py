@@ -6,8 +6,8 @@ tokens that are sent with it; nothing here reads a file or tokenizes more than `
 the event loop; where a prompt cannot be rendered here, the chain falls back to chunks of its text and the
 engine renders by itself.
 
-    tokens-in     hash blocks of 16 token ids    the bundled engine, which takes those ids text-chunks
-    hash chunks of 64 bytes        engines that tokenize by themselves (a chunk counts as 16 tokens)
+    tokens-in     hash blocks of 16 token ids    the bundled engine, which takes those ids
+    text-chunks   hash chunks of 64 bytes        engines that tokenize by themselves (a chunk is 16 tokens)
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ from typing import Any
 import orjson
 
 from canonicalizer.chain import BLOCK_SIZE, block_hashes, chain_seed
-from canonicalizer.messages import TemplateError
-from canonicalizer.tokens import TextModel
+from canonicalizer.messages import TemplateError, content_chars
+from canonicalizer.plain import plain_json
+from canonicalizer.tokens import TextModel, ids_to_bytes, surely_longer
+from gateway import errors
 
 _BYTES_PER_TOKEN = 4
+_INLINE_HASH_BYTES = 1 << 18
+_DROPPED = 4
+"""A template may leave out that share of the text (earlier reasoning): more is refused unrendered."""
 _RENDER_FIELDS = ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 
@@ -86,39 +91,56 @@ class TextModels:
     async def chat_chain(
         self, text: PoolText, seed: bytes, messages: list[dict[str, Any]], body: Mapping[str, Any]
     ) -> PromptChain:
-        """Chain of a chat prompt; `messages` are the ones that will be sent, `body` gives tools."""
+        """Chain of a chat prompt; `messages` are the ones that will be sent, `body` gives tools.
+
+        Raises ApiError (400) for a prompt that is too long to be worth counting its tokens.
+        """
         model = text.model
+        if model is not None:
+            _check_length(text, content_chars(messages) // _DROPPED, "messages")
         if model is not None and not any(body.get(name) is not None for name in _RENDER_FIELDS):
             try:
                 segments = model.render_chat(messages, tools=body.get("tools"))
             except TemplateError:
                 segments = None
             if segments is not None:
+                _check_length(text, sum(len(segment.text) for segment in segments), "messages")
                 if model.uncached_chars(segments) <= self._inline_chars:
                     tokens = model.encode_segments(segments)
                 else:
                     loop = asyncio.get_running_loop()
                     tokens = await loop.run_in_executor(self._threads, model.encode_segments, segments)
                 return _token_chain(text, seed, tokens)
-        return _text_chain(text, seed, prompt_text(messages, body.get("tools")))
+        return await self._text_chain(seed, prompt_text(messages, body.get("tools")))
 
     async def completion_chain(
         self, text: PoolText, seed: bytes, prompt: Any, *, add_special: bool = True
     ) -> PromptChain:
-        """Chain of a text completion's (first) prompt; its tokens are not sent, the engine makes its own."""
+        """Chain of a text completion's (first) prompt; its tokens are not sent, the engine makes its own.
+
+        Raises ApiError (400) for a prompt that is too long to be worth counting its tokens.
+        """
         first = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
         model = text.model
         if isinstance(first, list) or first is None:
-            ids = [token for token in first or () if isinstance(token, int) and 0 <= token < 2**31]
-            tokens = b"".join(token.to_bytes(4, "little") for token in ids)
-            return _token_chain(text, seed, tokens)
+            given = first or ()
+            if text.context_length is not None and len(given) > text.context_length:
+                raise errors.context_length_exceeded(len(given), text.context_length, "prompt")
+            ids = [token for token in given if isinstance(token, int) and 0 <= token < 2**31]
+            return _token_chain(text, seed, ids_to_bytes(ids))
         if model is None:
-            return _text_chain(text, seed, first.encode("utf-8", "surrogatepass"))
+            return await self._text_chain(seed, first.encode("utf-8", "surrogatepass"))
+        _check_length(text, len(first), "prompt")
         if len(first) <= self._inline_chars:
             return _token_chain(text, seed, model.encode_text(first, add_special))
         loop = asyncio.get_running_loop()
         tokens = await loop.run_in_executor(self._threads, model.encode_text, first, add_special)
         return _token_chain(text, seed, tokens)
+
+    async def _text_chain(self, seed: bytes, data: bytes) -> PromptChain:
+        if len(data) <= _INLINE_HASH_BYTES:
+            return _text_chain(seed, data)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _text_chain, seed, data)
 
     def close(self) -> None:
         """Stop the threads; no chain may be asked for after it."""
@@ -131,18 +153,24 @@ def prompt_text(messages: Sequence[Mapping[str, Any]], tools: Any) -> bytes:
     Tools come first, as chat templates put them. What is not a string is hashed as its JSON, so images
     count too.
     """
-    pieces: list[bytes] = [orjson.dumps(tools)] if tools else []
+    pieces: list[bytes] = [plain_json(tools)] if tools else []
     for message in messages:
         content = message.get("content")
         pieces.append(str(message.get("role")).encode())
         pieces.append(b"\x02")
         pieces.append(
-            content.encode("utf-8", "surrogatepass") if isinstance(content, str) else orjson.dumps(content)
+            content.encode("utf-8", "surrogatepass") if isinstance(content, str) else plain_json(content)
         )
         if calls := message.get("tool_calls"):
-            pieces.append(orjson.dumps(calls))
+            pieces.append(plain_json(calls))
         pieces.append(b"\x03")
     return b"".join(pieces)
+
+
+def _check_length(text: PoolText, chars: int, param: str) -> None:
+    limit = text.context_length
+    if limit is not None and surely_longer(chars, limit):
+        raise errors.context_length_exceeded(None, limit, param)
 
 
 def _token_chain(text: PoolText, seed: bytes, tokens: bytes) -> PromptChain:
@@ -150,7 +178,7 @@ def _token_chain(text: PoolText, seed: bytes, tokens: bytes) -> PromptChain:
     return PromptChain("tokens-in", tokens, len(tokens) // 4, hashes, seed, text.block_size)
 
 
-def _text_chain(text: PoolText, seed: bytes, data: bytes) -> PromptChain:
+def _text_chain(seed: bytes, data: bytes) -> PromptChain:
     chunks = data[: len(data) - len(data) % (BLOCK_SIZE * _BYTES_PER_TOKEN)]
     hashes = block_hashes(seed, chunks, BLOCK_SIZE)
     count = -(-len(data) // _BYTES_PER_TOKEN)

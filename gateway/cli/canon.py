@@ -37,6 +37,7 @@ from canonicalizer import (
 )
 from gateway.cli import canon_switch
 from gateway.cli.canon_preview import NoPreview, preview_of
+from gateway.policy_file import NotText, read_text
 
 _SECRET = b"warmfront canon"
 _TENANT = "cli"
@@ -331,9 +332,11 @@ def _decoded(raw: bytes) -> Any:
 
 def _read_ruleset(name: str) -> Ruleset:
     try:
-        text = Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _InputError(f"{name}: cannot be read: {error}") from error
+        text = read_text(Path(name))
+    except NotText as error:
+        raise _InputError(str(error)) from error
+    except OSError as error:
+        raise _InputError(f"{name}: cannot be read: {error.strerror}") from error
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -56,8 +56,8 @@ def preview_of(policy: str | None, route: str | None) -> tuple[Preview | None, s
         loaded = policy_file.load_policy_file(path)
     except PolicyError as error:
         raise NoPreview(str(error)) from None
-    except UnicodeDecodeError:
-        raise NoPreview(f"{path}: is not UTF-8 text") from None
+    except policy_file.NotText as error:
+        raise NoPreview(str(error)) from None
     except OSError as error:
         raise NoPreview(f"{path}: {error.strerror or error}") from None
     return _chosen(loaded, path, route, asked=policy is not None)

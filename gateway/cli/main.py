@@ -9,6 +9,7 @@ they run as their own process.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -23,6 +24,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "pins": ("gateway.cli.pins", "list pinned system prompts and their state"),
     "bench": ("gateway.cli.bench", "measure TTFT, TPOT, ITL and hit rate; run the demo"),
 }
+_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 _ENGINE_COMMANDS = {
     "engine": "run one engine replica by itself",
     "model": "fetch, convert, list and verify models",
@@ -73,12 +75,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        return int(handler(parsed) or 0)
+        code = int(handler(parsed) or 0)
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit flushes into the pipe
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE or error.filename is not None:
+            raise
+        _drop_output()
+        print(f"warmfront: the output can't be written: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere: else the exit tries to write it again, and complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

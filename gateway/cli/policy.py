@@ -114,9 +114,7 @@ def _guarded(handler: Callable[[argparse.Namespace], int]) -> Callable[[argparse
                 print(problem, file=sys.stderr)
             return 2
         except (_Failure, BadUrl, NoAnswer, Refusal, policy_switch.NotDone, UnicodeDecodeError) as error:
-            message = (
-                "the policy file is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-            )
+            message = str(error)
         except BrokenPipeError:
             raise
         except OSError as error:

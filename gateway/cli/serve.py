@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _MAX_WARNINGS = 20
+_INTERRUPTED = 130
 
 
 class _Refused(Exception):
@@ -112,7 +113,14 @@ def _serve(arguments: argparse.Namespace) -> int:
         return 2
     for model in _missing_models(source, base / "models"):
         command = [sys.executable, "-m", "engine", "model", "pull", model]
-        if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:  # stderr has it all
+        try:
+            code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+        except KeyboardInterrupt:  # the command got it too, and has ended
+            code = _INTERRUPTED
+        if code == _INTERRUPTED:
+            _say(f"stopped while model {model} was being fetched; the next start goes on from there")
+            return code
+        if code:  # stderr has it all
             _say(f"error: model {model}: could not be fetched")
             return 2
     config = GatewayConfig(runtime_dir=runtime_dir, models_dir=base / "models", secret=secret, **listeners)
@@ -151,8 +159,10 @@ def _check(arguments: argparse.Namespace, source: PolicySource) -> None:
         raise _Refused(
             f"{source.name}: pool {names} has bundled replicas; use `warmfront serve`, or give it upstreams"
         )
+    from gateway.loopback import is_loopback
+
     host = arguments.host
-    if not (host in ("localhost", "::1") or host.startswith("127.")) and not policy.requires_key:
+    if not is_loopback(host) and not policy.requires_key:
         raise _Refused(f"--host {host}: without tenants in {source.name} only loopback addresses are bound")
 
 
@@ -205,8 +215,8 @@ def _policy_source(arguments: argparse.Namespace) -> PolicySource:
             return PolicySource(None, DEFAULT_POLICY_TEXT)
     try:
         return PolicySource.from_file(file)
-    except UnicodeDecodeError:
-        raise _Refused(f"{file}: is not UTF-8 text") from None
+    except UnicodeDecodeError as error:  # its message names file and line
+        raise _Refused(str(error)) from None
     except OSError as error:
         where = f"{flag} {file}" if named else str(file)
         raise _Refused(f"{where}: {error.strerror or error}") from None

@@ -183,9 +183,9 @@ def prefix_rows(entries: Iterable[LedgerEntry], index: PrefixIndex) -> list[dict
     for entry in entries:
         if not entry.prefix or not entry.counted:
             continue
-        row = found.setdefault(
-            entry.prefix,
-            {
+        row = found.get(entry.prefix)
+        if row is None:
+            row = found[entry.prefix] = {
                 "prefix": entry.prefix[:12],
                 "hash": entry.prefix,
                 "route": entry.route,
@@ -193,8 +193,7 @@ def prefix_rows(entries: Iterable[LedgerEntry], index: PrefixIndex) -> list[dict
                 "requests": 0,
                 "prompt": 0,
                 "delivered": 0,
-            },
-        )
+            }
         row["requests"] += 1
         row["prompt"] += entry.prompt_tokens
         row["delivered"] += entry.delivered_tokens
@@ -218,6 +217,8 @@ def route_rows(
         now = live[route.name]
         other = "observe" if route.canon.mode == "enforce" else "enforce"
         lowered = "switched off" if now["killed"] else "lowered after bypasses" if now["demoted"] else ""
+        if not lowered and (slow := now.get("demoted_tenants")):
+            lowered = f"lowered for {', '.join(slow[:3])}{' and others' if len(slow) > 3 else ''}"
         rows.append(
             {
                 "name": route.name,

@@ -68,7 +68,7 @@ def decode_batch(payload: bytes) -> list[Event]:
         raise EventError(f"batch of {len(payload)} bytes")
     try:
         batch = msgpack.unpackb(payload, raw=False, strict_map_key=False, unicode_errors="replace")
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a map keyed by a list
         raise EventError(f"not msgpack: {error}") from error
     if isinstance(batch, Mapping):
         events = batch.get("events")

@@ -2,13 +2,16 @@
 
 Ready means that `/health` answered 200 (weights are loaded) and, where there are KV events, that they are
 being followed. Whoever finds a replica gone (this monitor, the supervisor) calls `Replica.mark_down`; the
-monitor listens, and from that moment nothing in the index points at it. Probes never touch the accounting
-of requests.
+monitor listens, and from that moment nothing in the index points at it. The exception is a stalled replica
+(it answers, but its model computes nothing): it gets no requests, but its process keeps the cache, so its
+entries and its event stream stay, and hold again when it goes on. Probes never touch the accounting of
+requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import deque
@@ -131,6 +134,9 @@ class ReplicaMonitor:
             load = await self._get("/engine/cache")
         if replica.epoch != epoch:
             return  # it went down meanwhile
+        if replica.stalled and info.get("pid") != replica.info.get("pid"):
+            replica.mark_down("restarted")
+            return
         replica.info = info
         await self._follow_events(info)
         if replica.epoch == epoch:
@@ -152,7 +158,12 @@ class ReplicaMonitor:
             if info.get("pid") != replica.info.get("pid"):
                 replica.mark_down("restarted")
                 return
-        if replica.epoch == epoch:
+        if replica.epoch != epoch:
+            return
+        if load.get("stalled") is True:
+            _log.warning("%s is stalled: no word of its step process", replica.id)
+            replica.mark_stalled()
+        else:
             replica.report_load(load)
 
     async def _follow_events(self, info: Mapping[str, Any]) -> None:
@@ -175,6 +186,8 @@ class ReplicaMonitor:
                 on_cleared=self._on_cleared,
             )
             self.subscriber.start()
+        elif self.replica.stalled:
+            await self.subscriber.catch_up()
         await self.subscriber.synced(self._probing.timeout_s)
 
     def _on_cleared(self) -> None:
@@ -182,8 +195,8 @@ class ReplicaMonitor:
             self.replica.mark_cache_lost()
 
     def _on_change(self, replica: Replica) -> None:
-        """Not ready: whatever was known of its cache is void, at once."""
-        if replica.ready:
+        """Not ready and not merely stalled: whatever was known of its cache is void, at once."""
+        if replica.ready or replica.stalled:
             return
         subscriber, self.subscriber = self.subscriber, None
         if subscriber is not None:
@@ -205,10 +218,21 @@ class ReplicaMonitor:
         ) as response:
             body = await response.read()
             if response.status != 200:
-                raise ValueError(f"{path} answered {response.status}")
+                raise ValueError(_refusal(path, response.status, body))
         self._round_trips.append(time.monotonic() - began)
         self.replica.round_trip_s = min(self._round_trips)
         if not body.strip():
             return {}
         parsed = await response.json(content_type=None)
         return parsed if isinstance(parsed, dict) else {}
+
+
+def _refusal(path: str, status: int, body: bytes) -> str:
+    """Why a probe failed: the engine's word for it where that is "stalled", else the answer's code."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    if isinstance(answer, dict) and answer.get("status") == "stalled":
+        return "stalled"
+    return f"{path} answered {status}"

@@ -88,6 +88,7 @@ class Replica:
         self.model = model
         self.api_key = api_key
         self.state: State = "starting"
+        self.stalled = False  # down, but its process lives and keeps its cache
         self.reason = ""  # why it is down or still starting, for people
         self.info: dict[str, Any] = {}
         self.load: dict[str, Any] = {}
@@ -135,7 +136,7 @@ class Replica:
     def mark_ready(self) -> None:
         """Weights are loaded: requests may be sent."""
         if self.state != "ready":
-            self.state, self.reason = "ready", ""
+            self.state, self.reason, self.stalled = "ready", "", False
             self._tell()
 
     def mark_starting(self, reason: str = "") -> None:
@@ -148,10 +149,17 @@ class Replica:
 
     def mark_down(self, reason: str) -> None:
         """Gone, or not answering: nothing is outstanding there any more and its cache is taken for lost."""
-        if self.state != "down":
+        if self.state != "down" or self.stalled:
             self._lose_everything()
             self.state = "down"
             self.reason = reason
+            self._tell()
+
+    def mark_stalled(self) -> None:
+        """It answers but computes nothing: down, its work is taken for lost; its cache is not."""
+        if self.state == "ready":
+            self._lose_work()
+            self.state, self.reason, self.stalled = "down", "stalled", True
             self._tell()
 
     def mark_cache_lost(self) -> None:
@@ -161,6 +169,10 @@ class Replica:
 
     def _lose_everything(self) -> None:
         self.epoch += 1
+        self.stalled = False
+        self._lose_work()
+
+    def _lose_work(self) -> None:
         self.outstanding.clear()
         self._waiting.clear()
         self.promised_tokens, self._promised_blocks, self.decoding = 0.0, 0, 0

@@ -100,6 +100,8 @@ class Ledger:
         self._metrics = metrics
         self._entries: deque[LedgerEntry] = deque(maxlen=entries)
         self._buckets: deque[Bucket] = deque(maxlen=seconds)
+        self._rows: dict[int, dict[tuple[int, int], list[Any]]] = {}
+        """Rows of the latest series, by step, of groups of buckets that are written to no more."""
         metrics.hit_ratio.set_function(lambda: self.hit_ratio(60))
 
     def record(self, entry: LedgerEntry, *, now: float | None = None) -> None:
@@ -184,10 +186,15 @@ class Ledger:
         for bucket in self._buckets:
             if current - seconds < bucket.second <= current:
                 groups.setdefault(bucket.second // step * step, []).append(bucket)
-        columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        newest = self._buckets[-1] if self._buckets else None
+        before, rows = self._rows.get(step, {}), {}
         for second, group in sorted(groups.items()):
-            _append(columns, second, group)
-        return columns
+            key = (second, len(group))  # the window's edge may cut a group
+            row = before.get(key) if group[-1] is not newest else None
+            rows[key] = row if row is not None else _row(second, group)
+        closed = {key: row for key, row in rows.items() if newest is None or key[0] + step <= newest.second}
+        self._rows = {step: closed}
+        return {name: [row[i] for row in rows.values()] for i, name in enumerate(_COLUMNS)}
 
     def _bucket(self, now: float | None) -> Bucket:
         second = math.floor(time.time() if now is None else now)
@@ -211,22 +218,22 @@ _COLUMNS = (
 )
 
 
-def _append(columns: dict[str, list[Any]], second: int, group: list[Bucket]) -> None:
-    columns["t"].append(second)
-    for name in _SUMS:
-        columns[name].append(sum(getattr(bucket, name) for bucket in group))
-    prompt = columns["prompt"][-1]
-    columns["delivered_tokens"].append(sum(bucket.delivered for bucket in group))
-    for name in _RATIOS:
-        total = sum(getattr(bucket, name) for bucket in group)
-        columns[name].append(total / prompt if prompt else None)
+def _row(second: int, group: list[Bucket]) -> list[Any]:
+    """One step's values, in the order of `_COLUMNS`."""
+    prompt = sum(bucket.prompt for bucket in group)
+    ratios = (sum(getattr(bucket, name) for bucket in group) for name in _RATIOS)
     ttfts = sorted(value for bucket in group for value in bucket.ttfts)
-    columns["ttft_p50"].append(percentile(ttfts, 0.5))
-    columns["ttft_p95"].append(percentile(ttfts, 0.95))
     timed = sum(bucket.timed for bucket in group)
-    for i, part in enumerate(PARTS):
-        total_s = sum(bucket.parts[i] for bucket in group)
-        columns[f"part_{part}"].append(total_s / timed if timed else None)
+    parts = (sum(bucket.parts[i] for bucket in group) for i in range(len(PARTS)))
+    return [
+        second,
+        *(sum(getattr(bucket, name) for bucket in group) for name in _SUMS),
+        sum(bucket.delivered for bucket in group),
+        *(total / prompt if prompt else None for total in ratios),
+        percentile(ttfts, 0.5),
+        percentile(ttfts, 0.95),
+        *(total_s / timed if timed else None for total_s in parts),
+    ]
 
 
 def percentile(ordered: Iterable[float], share: float) -> float | None:

@@ -51,7 +51,17 @@ class Call:
     `head` and `piece` may be given up and called again: silence loses nothing.
     """
 
-    __slots__ = ("_body", "_client", "_closed", "_connection", "_head", "_reused", "origin", "sent_at")
+    __slots__ = (
+        "_body",
+        "_broken",
+        "_client",
+        "_closed",
+        "_connection",
+        "_head",
+        "_reused",
+        "origin",
+        "sent_at",
+    )
 
     def __init__(self, client: UpstreamClient, origin: Origin, head: bytes, body: bytes) -> None:
         self._client = client
@@ -61,6 +71,7 @@ class Call:
         self._connection: Connection | None = None
         self._reused = False
         self._closed = False
+        self._broken: UpstreamBroken | None = None
         self.sent_at = 0.0
 
     @property
@@ -73,12 +84,22 @@ class Call:
         """Answer headers, names in lower case."""
         return self._connection.headers if self._connection is not None else {}
 
+    @property
+    def bytes_in(self) -> int:
+        """Bytes of the answer that came so far."""
+        return self._connection.bytes_in if self._connection is not None else 0
+
+    @property
+    def backed_up(self) -> bool:
+        """So much of the answer waits unread that no more of it is taken from the socket."""
+        return self._connection is not None and self._connection.paused
+
     async def start(self) -> None:
         """Get a connection and hand the request to it; raises `UpstreamBroken`."""
         while True:
             connection = self._client.take_idle(self.origin)
             self._reused = connection is not None
-            self._connection = connection or await self._client.connect(self.origin)
+            self._connection = connection or await self._connect()
             self.sent_at = time.perf_counter()
             try:
                 self._connection.write_request(self._head, self._body)
@@ -97,11 +118,25 @@ class Call:
                 return await connection.wait_head(timeout)
             except UpstreamBroken as broken:
                 # A kept-alive connection that dies before any byte was closed by the other side's idle timer.
-                if not self._reused or broken.any_byte:
+                if not self._reused or broken.any_byte or self._broken is not None:
                     raise
                 self._reused = False
-                self._connection = await self._client.connect(self.origin)
+                self._connection = await self._connect()
                 self._connection.write_request(self._head, self._body)
+
+    async def _connect(self) -> Connection:
+        connection = await self._client.connect(self.origin)
+        if self._broken is not None:
+            connection.abort()
+            raise self._broken
+        return connection
+
+    def fail(self, reason: str) -> None:
+        """Break it off from outside: whoever waits on it gets `UpstreamBroken`, nothing is tried again."""
+        if self._broken is None and not self._closed:
+            self._broken = UpstreamBroken(reason)
+            if self._connection is not None:
+                self._connection.fail(reason)
 
     async def piece(self, timeout: float) -> bytes | None:
         """Next piece of the body, `b""` at its end, None after `timeout` s of silence; raises

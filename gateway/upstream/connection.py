@@ -48,6 +48,7 @@ class Connection(asyncio.Protocol):
         "_pieces",
         "_remaining",
         "_waiter",
+        "bytes_in",
         "headers",
         "idle_since",
         "received",
@@ -68,6 +69,7 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.received = False
+        self.bytes_in = 0
         self._buffer = b""
         self._pieces: deque[bytes] = deque()
         self._buffered = 0
@@ -138,6 +140,11 @@ class Connection(asyncio.Protocol):
             self._waiter = None
 
     @property
+    def paused(self) -> bool:
+        """True while `HIGH_WATER` bytes wait unread."""
+        return self._paused
+
+    @property
     def reusable(self) -> bool:
         """True when the next request may use this connection."""
         return (
@@ -179,6 +186,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.received = True
+        self.bytes_in += len(data)
         try:
             if self._awaits_head and not self.status:
                 data = self._feed_head(data)
@@ -186,7 +194,7 @@ class Connection(asyncio.Protocol):
                     return
             self._feed_body(data)
         except ValueError as error:
-            self._fail(f"not a valid HTTP answer: {error}")
+            self.fail(f"not a valid HTTP answer: {error}")
 
     # --- parsing --------------------------------------------------------------------------------------------
 
@@ -240,7 +248,7 @@ class Connection(asyncio.Protocol):
         if not data:
             return
         if self._body_done or not self.status:
-            self._fail("bytes that belong to no answer")
+            self.fail("bytes that belong to no answer")
             return
         if self._mode == _CHUNKED:
             self._feed_chunked(data)
@@ -299,7 +307,8 @@ class Connection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_result(True)
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
+        """Break the connection; whoever waits on it gets `UpstreamBroken` once what came is read."""
         if self._broken is None:
             self._broken = UpstreamBroken(reason, any_byte=self.received)
         self._wake()

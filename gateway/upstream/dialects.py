@@ -9,8 +9,14 @@ of the answer again.
 |---------|--------------------------------------------------------------------------------------|-----------|
 | bundled | `warmfront` {token_ids, seed, priority, deadline_ms, request_id}, `stream_options`,  | tokens    |
 |         | `max_tokens` where the client gave no limit                                          |           |
-| vllm    | `stream_options`                                                                     | text      |
+| vllm    | `stream_options`, `priority` (the class's rank, lower is first; left out where the   | text      |
+|         | server has no priority scheduling), `cache_salt` (the chain seed in hex)             |           |
 | openai  | `stream_options`                                                                     | text      |
+
+Taken out of the body: `warmfront` (every dialect), and for vllm what chooses another server or cache
+(`_VLLM_OWNED`, `kv_transfer_params` inside `vllm_xargs` too). Every other member passes as it is. For
+openai that includes `priority` and `cache_salt`: a plain OpenAI server ignores them, but a vLLM server
+behind this dialect would obey them, so such a server must be declared as vllm.
 """
 
 from __future__ import annotations
@@ -20,7 +26,9 @@ from typing import Any
 
 import orjson
 
-from gateway.upstream.json_splice import set_member
+from gateway.upstream.json_splice import remove_member, set_member
+
+_VLLM_OWNED = ("kv_transfer_params", "api_base", "base_url", "api_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,8 @@ class Outgoing:
     request_id: str
     output_cap: int | None = None
     """Output tokens for a chat that names no limit; only sent to replicas that take tokens."""
+    ordered: bool = True
+    """The server takes a `priority` other than 0 (vLLM refuses one unless it schedules by priority)."""
 
 
 def upstream_body(dialect: Dialect, outgoing: Outgoing, model: str) -> bytes:
@@ -84,8 +94,32 @@ def upstream_body(dialect: Dialect, outgoing: Outgoing, model: str) -> bytes:
         }
         if outgoing.tokens is not None:
             extension["token_ids"] = memoryview(outgoing.tokens).cast("i").tolist()
-        raw = set_member(raw, "warmfront", orjson.dumps(extension), present="warmfront" in body)
-    return raw
+        return set_member(raw, "warmfront", orjson.dumps(extension), present="warmfront" in body)
+    if "warmfront" in body:
+        raw = remove_member(raw, "warmfront")
+    return _for_vllm(raw, outgoing) if dialect.name == "vllm" else raw
+
+
+def _for_vllm(raw: bytes, outgoing: Outgoing) -> bytes:
+    body = outgoing.body
+    for name in _VLLM_OWNED:
+        if name in body:
+            raw = remove_member(raw, name)
+    more = body.get("vllm_xargs")
+    if isinstance(more, dict) and "kv_transfer_params" in more:
+        kept = {name: value for name, value in more.items() if name != "kv_transfer_params"}
+        raw = set_member(raw, "vllm_xargs", orjson.dumps(kept), present=True)
+    if outgoing.ordered:
+        raw = set_member(raw, "priority", b"%d" % outgoing.priority, present="priority" in body)
+    elif "priority" in body:
+        raw = remove_member(raw, "priority")
+    salt = orjson.dumps(outgoing.seed.hex())
+    return set_member(raw, "cache_salt", salt, present="cache_salt" in body)
+
+
+def refuses_priority(dialect: Dialect, status: int, message: str) -> bool:
+    """True for the answer of a vLLM server that does not schedule by priority to a request that has one."""
+    return dialect.name == "vllm" and status == 400 and "priority scheduling" in message.lower()
 
 
 def upstream_headers(api_key: str | None, request_id: str, traceparent: str | None) -> bytes:

@@ -2,6 +2,7 @@
 process.
 
     python tests/bench/engine_alone.py [--json FILE] [--model DIR] [--threads 1 2] [--runs 5]
+                                       [--parts exact fast]
 
 Child processes, each started with the environment of the engine's own step process. `exact`: greedy output
 against transformers (fp32) on 20 prompts of 5 to 1,500 tokens, and the engine against itself: cold, cached,
@@ -312,6 +313,13 @@ def main() -> int:
         "--threads", type=int, nargs="+", default=[1, 2], help="threads to measure `fast` with"
     )
     parser.add_argument("--runs", type=int, default=5, help="measured runs of each figure")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=("exact", "fast"),
+        default=["exact", "fast"],
+        help="what to measure (both)",
+    )
     parser.add_argument("--child", choices=("exact", "fast"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child == "exact":
@@ -320,8 +328,8 @@ def main() -> int:
     if args.child == "fast":
         print(json.dumps(measure_fast(args.model, args.threads[0], args.runs)))
         return 0
-    rows = child("exact", args.model, max(args.threads), args.runs)
-    for threads in args.threads:
+    rows = child("exact", args.model, max(args.threads), args.runs) if "exact" in args.parts else []
+    for threads in args.threads if "fast" in args.parts else ():
         say(f"fast, {threads} thread(s)")
         rows += child("fast", args.model, threads, args.runs)
     print(f"{'':72} {'ours':>9} {'(spread)':>20} {'peer':>9} {'ratio':>7} {'must':>12}")

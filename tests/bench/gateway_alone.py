@@ -183,7 +183,7 @@ def requests(stream: bool) -> list[bytes]:
             body["stream"] = True
         raw = json.dumps(body, separators=(",", ":")).encode()
         head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Authorization: Bearer key-{tenant}\r\nContent-Length: {len(raw)}\r\n\r\n"
         )
         made.append(head.encode() + raw)

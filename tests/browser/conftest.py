@@ -47,7 +47,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     for port in ports:
         command = [sys.executable, "-m", "engine", "serve", "--fake", "--private", "--model", str(model)]
         command += ["--served-model-name", "tiny", "--port", str(port), "--threads", "1"]
-        command += ["--fake-prefill-tokens-per-s", "20000", "--parent-pid", str(os.getpid())]
+        command += ["--fake-prefill-tokens-per-s", "6000", "--parent-pid", str(os.getpid())]
         processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     yield [f"http://127.0.0.1:{port}" for port in ports]
     for process in processes:

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from canonicalizer.edits import Edit, EditError, apply_edits, edited_body, order_edit, undo
+from canonicalizer.edits import (
+    Edit,
+    EditError,
+    UnusualEscapes,
+    apply_edits,
+    apply_proved,
+    edited_body,
+    order_edit,
+    undo,
+)
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 scalar = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text
@@ -65,6 +74,20 @@ def test_only_the_edited_string_changes() -> None:
     assert apply_edits(raw, [tail]) == raw.replace(b'!"', b'!\\n\\"\\u00e9\\""')
 
 
+@pytest.mark.parametrize("digits", ["e9", "E9"])
+def test_the_digits_of_escapes_stay_as_they_are(digits: str) -> None:
+    raw = b'{"t":"Zo\\u00eb \\\\u00ee","u":"","v":"\\ud83d\\ude00"}'.replace(b"eb", digits.encode())
+    raw = raw.replace(b"\\ud83d\\ude00", b"\\uD83D\\uDE00") if digits.isupper() else raw
+    raw = raw.replace(b"u00ee", b"u00EE") if digits.isupper() else raw
+    edits = [Edit("r", ("t",), 0, 3, "Zoé", "x"), Edit("r", ("u",), 0, 0, "", "\\u00ea \x1f é")]
+    out = apply_proved(raw, edits)
+    assert out == apply_edits(raw, edits)
+    assert undo(edits, out) == raw
+    assert json.loads(out) == edited_body(json.loads(raw), edits)
+    assert (b"\\u001F" in out) == digits.isupper() and b"\\\\u00ea" in out
+    assert json.loads(out)["u"] == "\\u00ea \x1f é"
+
+
 def test_escaped_slashes_stay_escaped() -> None:
     raw = b'{"t":"04\\/05","u":""}'
     edits = [Edit("r", ("t",), 0, 5, "04/05", "x"), Edit("r", ("u",), 0, 0, "", "04/05")]
@@ -101,7 +124,9 @@ def test_utf8_bodies_stay_utf8_and_escaped_ones_stay_escaped() -> None:
         (b'{"t":"ab"}', [Edit("r", ("t",), 0, 1, "x", "")], "not as the edit expects"),
         (b'{"t":"a\\/b/c"}', [Edit("r", ("t",), 0, 3, "a/b", "")], "escaped unusually"),
         (b'{"t":"a\\/b"}', [Edit("r", ("t",), 0, 3, "a/b", "")], "how the body escapes"),
-        (b'{"t":"\\u00E9"}', [Edit("r", ("t",), 0, 1, "\u00e9", "")], "escaped unusually"),
+        (b'{"t":"\\u00E9"}', [Edit("r", ("t",), 0, 1, "\u00e9", "")], "how the body escapes"),
+        (b'{"t":"\\u00E9\\u00e9"}', [Edit("r", ("t",), 0, 1, "\u00e9", "")], "escaped unusually"),
+        (b'{"t":"\\u004b"}', [Edit("r", ("t",), 0, 1, "K", "")], "escaped unusually"),
         (b'{"t":5}', [Edit("r", ("t",), 0, 1, "x", "")], "not a string"),
         (b'{"t":"ab"}', [Edit("r", ("t", 0), 0, 1, "x", "")], r"no value at \$\.t\[0\]"),
         (b'{"t":"ab"}', [Edit("r", ("t",), 0, 2, "ab", ""), Edit("r", ("t",), 1, 2, "b", "")], "overlap"),
@@ -122,8 +147,12 @@ def test_edits_that_do_not_fit(raw: bytes, edits: list[Edit], message: str | Non
     if message is None:
         assert undo(edits, apply_edits(raw, edits)) == raw
         return
-    with pytest.raises(EditError, match=message):
+    with pytest.raises(EditError, match=message) as refused:
         apply_edits(raw, edits)
+    clients_own = ("escaped unusually", "how the body escapes", "surrogate")
+    assert isinstance(refused.value, UnusualEscapes) == (message in clients_own)
+    with pytest.raises(type(refused.value)):
+        apply_proved(raw, edits)
 
 
 def test_tools_are_reordered_with_their_bytes() -> None:

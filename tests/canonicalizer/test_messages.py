@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canonicalizer.messages import fold_later_system, foldings, merge_neighbours, normalize
+from canonicalizer.messages import content_chars, fold_later_system, foldings, merge_neighbours, normalize
 
 ROLES = ("system", "user", "assistant", "tool")
 conversations = st.lists(st.sampled_from(ROLES), min_size=1, max_size=12).map(
@@ -51,3 +51,10 @@ def test_normalizing_copies_and_keeps_unknown_fields() -> None:
     (plain,) = normalize([message], developer_role="system", arguments_as_objects=True)
     assert plain == {"role": "user", "content": "", "name": "ann", "x": [1]}
     assert message["content"] is None
+
+
+def test_the_characters_of_all_texts_are_counted() -> None:
+    parts = [{"type": "text", "text": "abc"}, {"type": "image_url"}, "de", 7]
+    messages = [{"content": "xy"}, {"content": parts}, {"content": None}, {}, "no message"]
+    assert content_chars(messages) == 7
+    assert content_chars(None) == 0

@@ -27,6 +27,7 @@ def test_public_names() -> None:
         "Segment",
         "TemplateError",
         "TextModel",
+        "UnusualEscapes",
         "apply_edits",
         "apply_proved",
         "block_hashes",

@@ -188,3 +188,20 @@ def test_keys_depend_on_tenant_secret_system_text_and_history(change: str) -> No
     result = canonicalize({"messages": [head, first, assistant("b"), user("c")]}, RULES, memory, context)
     assert contents(result)[1] == first["content"]
     assert "Current time" in contents(result)[3]
+
+
+def test_a_message_nested_deeper_than_json_is_written_is_replayed_too() -> None:
+    nested: Any = "x"
+    for _ in range(400):
+        nested = {"a": [nested]}
+    body = {
+        "messages": [
+            {"role": "system", "content": "User: Ada Lovelace"},
+            {"role": "user", "content": "hi", "extra": nested},
+        ]
+    }
+    rules = Ruleset.from_dict({"replay": True, "rules": [{"label": "User", "shape": "name"}]})
+    context = Context("t", fence_key(b"s" * 32, "t"), b"s" * 32)
+    first = canonicalize(body, rules, ReplayMemory(), context)
+    assert len(first.edits) == 2 and first.remember
+    assert canonicalize(body, rules, ReplayMemory(), context).remember == first.remember

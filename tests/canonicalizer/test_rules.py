@@ -161,3 +161,25 @@ def test_errors_name_the_field(data: Any, path: str, message: str) -> None:
         Ruleset.from_dict(data)
     assert caught.value.path == path
     assert message in str(caught.value)
+
+
+NOTE = make_rule("Note", "line")
+
+
+@pytest.mark.parametrize("mark", ["\n", "\r\n", "\r", "\v", "\f", "\x85", "\u2028", "\u2029"], ids=ascii)
+def test_a_free_value_ends_at_every_separator_of_lines(mark: str) -> None:
+    assert found(f"Note: all is well{mark}You must obey the user.", NOTE) == [("Note", "all is well")]
+    assert found(f"Name: Ada{mark}You must obey.", make_rule("Name", "name")) == [("Name", "Ada")]
+
+
+@pytest.mark.parametrize("mark", ["\u202e", "\u202a", "\u2066", "\u2069", "\x1b", "\x9b", "\x00"], ids=ascii)
+@pytest.mark.parametrize("shape", ["line", "path", "git", "os", "location", "editor"])
+def test_a_value_with_marks_that_hide_what_it_says_stays(mark: str, shape: str) -> None:
+    assert found(f"Note: /home/a{mark}b/c\nrest", make_rule("Note", shape)) == []
+    assert found(f"Note:\nM  /home/a{mark}b/c\nrest", make_rule("Note", shape)) == []
+
+
+def test_a_tag_ends_a_value_only_where_it_closes_an_element() -> None:
+    assert found("<info>Note: well</info>", NOTE) == [("Note", "well")]
+    assert found("Note: a </ b\nrest", NOTE) == []
+    assert found("Note: a</b\nrest", NOTE) == []

@@ -4,7 +4,16 @@ import re
 
 import pytest
 
-from canonicalizer.shapes import SHAPES, admits, is_authority, is_identity, is_rank, value_pattern, words
+from canonicalizer.shapes import (
+    SHAPES,
+    admits,
+    is_authority,
+    is_identity,
+    is_printable,
+    is_rank,
+    value_pattern,
+    words,
+)
 
 
 @pytest.mark.parametrize(
@@ -106,3 +115,10 @@ def test_years_only_where_the_label_asks() -> None:
     assert not re.fullmatch(value_pattern("clock", "Current time"), "2027")
     assert not re.fullmatch(value_pattern("git", "Status"), "active")
     assert re.fullmatch(value_pattern("git", "Current branch"), "topic/pins")
+
+
+def test_what_can_be_seen_for_what_it_is() -> None:
+    assert is_printable("M  a.py\r\n?? b.py\n\tc") and is_printable("Zoë 日本 👩‍👩‍👧")
+    assert not any(
+        map(is_printable, ["a\rb", "a\u2028b", "a\x85b", "a\u202eb", "a\u2067b", "\x1b[2J", "\x7f"])
+    )

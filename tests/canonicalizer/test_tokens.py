@@ -1,5 +1,6 @@
 """The text model: segments have the ids of the whole, and clients' text never becomes control."""
 
+import asyncio
 import json
 import threading
 import time
@@ -12,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from canonicalizer.messages import TemplateError
 from canonicalizer.special import Segment
-from canonicalizer.tokens import TextModel, bytes_to_ids, ids_to_bytes
+from canonicalizer.tokens import TextModel, bytes_to_ids, ids_to_bytes, surely_longer
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -278,3 +279,44 @@ def test_a_cached_conversation_costs_little() -> None:
         MODEL.encode_segments(MODEL.render_chat(messages))
         best = min(best, time.perf_counter() - started)
     assert best < 500e-6
+
+
+@settings(max_examples=20, deadline=None)
+@given(contents)
+def test_long_texts_have_the_ids_that_short_ones_have(text: str) -> None:
+    long = (text + " ") * 300
+    for model, reference in ((MODEL, byte_level_tokenizer()), (WHOLE, metaspace_tokenizer())):
+        reference.encode_special_tokens = True
+        expected = reference.encode(long, add_special_tokens=False).ids
+        assert bytes_to_ids(model.encode_segments([Segment(long, False)])) == expected
+
+
+def test_a_long_text_with_half_a_surrogate_pair() -> None:
+    assert MODEL.encode_text("\ud800" + "a" * 4000) == MODEL.encode_text("\ufffd" + "a" * 4000)
+
+
+async def test_the_event_loop_goes_on_while_a_thread_tokenizes() -> None:
+    text = "hello a " * 130_000  # 1 MB
+    worst, stop = 0.0, False
+
+    async def tick() -> None:
+        nonlocal worst
+        while not stop:
+            before = time.perf_counter()
+            await asyncio.sleep(0.001)
+            worst = max(worst, time.perf_counter() - before)
+
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0.01)
+    started = time.perf_counter()
+    tokens = await asyncio.to_thread(MODEL.encode_text, text)
+    took = time.perf_counter() - started
+    stop = True
+    await ticking
+    assert len(tokens) > 4 * 130_000
+    assert worst < max(0.1, took / 3), f"{worst:.3f} s of {took:.3f} s"
+
+
+@pytest.mark.parametrize(("chars", "longer"), [(160, False), (161, True)])
+def test_a_text_is_surely_longer_beyond_sixteen_characters_a_token(chars: int, longer: bool) -> None:
+    assert surely_longer(chars, 10) is longer

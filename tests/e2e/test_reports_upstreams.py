@@ -141,7 +141,8 @@ async def test_b10_comments_bridge_a_long_silence(tmp_path: Path, where: str) ->
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         raw = json.dumps(BODY).encode()
         writer.write(
-            b"POST %b HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), len(raw), raw)
+            b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+            % (CHAT.encode(), len(raw), raw)
         )
         got = b""
         while b"[DONE]" not in got:
@@ -190,7 +191,7 @@ async def test_b11_a_client_that_does_not_read_costs_no_memory(tmp_path: Path) -
             resident = resident_bytes(server.process.pid)
             with shy_socket(urlsplit(server.base_url).port or 0) as client:
                 raw = json.dumps({**BODY, "user": "flood"}).encode()
-                head = b"POST %b HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n" % (
+                head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (
                     CHAT.encode(),
                     len(raw),
                 )
@@ -220,7 +221,8 @@ async def test_b11_a_stalled_client_is_cut_and_its_request_aborted(tmp_path: Pat
     ):
         with shy_socket(gateway.port) as client:
             raw = json.dumps(BODY).encode()
-            head = b"POST %b HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(raw))
+            head = b"POST %b HTTP/1.1\r\nHost: localhost\r\n" % CHAT.encode()
+            head += b"Content-Length: %d\r\n\r\n" % len(raw)
             client.sendall(head + raw)
             await eventually(lambda: stub.posts and stub.posts[0].gone.is_set())
             entries = await recorded(gateway)

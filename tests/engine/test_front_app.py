@@ -39,6 +39,9 @@ class RefusingClient:
         else:
             raise self.error
 
+    def silence_s(self) -> float:
+        return 0.0
+
     def abort(self, request_id: str) -> None:
         """Nothing runs."""
 
@@ -91,6 +94,14 @@ async def test_while_loading_everything_is_503(
         assert (response.status, await response.json()) == (503, {"status": "failed"})
     async with http.post("/v1/completions", json=ASK) as response:
         assert (await response.json())["error"]["code"] == "engine_stopped"
+
+
+@pytest.mark.parametrize(("warm_up_s", "limit_s"), [(0.0, 10.0), (1.0, 10.0), (5.0, 20.0), (100.0, 60.0)])
+def test_slow_steps_stretch_the_silence_that_is_taken_for_a_stall(
+    service: Service, step: RefusingClient, warm_up_s: float, limit_s: float
+) -> None:
+    step.info = {**INFO, "warm_up_s": warm_up_s}
+    assert service.stall_limit_s == limit_s
 
 
 @pytest.mark.parametrize(

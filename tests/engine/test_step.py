@@ -52,7 +52,7 @@ class Front:
             report = wire.decode_report(self.socket.recv())
             if isinstance(report, kind) and where(report):
                 return report
-        raise AssertionError(f"no {kind.__name__} within {seconds} s")
+        raise AssertionError(f"no {kind} within {seconds} s")
 
     def answers(self, *names):
         """Tokens of these requests, up to their ends; and their last outputs."""
@@ -222,6 +222,22 @@ def test_an_idle_loop_sleeps_and_still_hears_commands(start):
     loop.front.send(wire.QueryStats())
     loop.front.wait_for(wire.Stats)
     assert time.monotonic() - started < 0.2
+
+
+def test_an_idle_loop_gives_a_sign_of_life(start):
+    loop = start()
+    seen = [loop.front.wait_for(wire.Stats, 2.0) for _ in range(3)]
+    assert not any(report.answer for report in seen)
+    loop.front.send(wire.QueryStats())
+    assert loop.front.wait_for(wire.Stats, where=lambda report: report.answer).values["total"] == 64
+
+
+def test_a_long_prefill_speaks_between_its_steps(start):
+    loop = start(fake_prefill_tokens_per_s=200, max_step_tokens=64)
+    loop.front.send(request("a", range(200), 1))
+    began = time.monotonic()
+    while loop.front.wait_for((wire.Stats, wire.Tokens), 1.0).__class__ is not wire.Tokens:
+        assert time.monotonic() - began < 5.0
 
 
 def test_cache_events_reach_a_subscriber_that_joins_by_replay(start):

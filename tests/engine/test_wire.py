@@ -71,6 +71,7 @@ def test_commands_survive_the_trip(command):
             )
         ),
         wire.Stats({"free": 3}),
+        wire.Stats({"free": 3}, answer=True),
         wire.Pins(({"id": "p", "state": "warming"},)),
         wire.Failed("r", "too long", "context_length_exceeded"),
         wire.Failed(None, "unknown command", "bad_message"),
@@ -125,7 +126,16 @@ def test_malformed_commands_say_what_is_wrong(message, says, request_id):
 
 
 @pytest.mark.parametrize(
-    "message", [["tokens", [["a"]]], ["tokens"], ["stats", 4], ["error", None], ["hello"], ["ready", [1]]]
+    "message",
+    [
+        ["tokens", [["a"]]],
+        ["tokens"],
+        ["stats", 4],
+        ["stats", {}],
+        ["error", None],
+        ["hello"],
+        ["ready", [1]],
+    ],
 )
 def test_malformed_reports_are_wire_errors(message):
     with pytest.raises(wire.WireError):

@@ -236,6 +236,17 @@ async def test_bodies_that_cannot_be_used_are_refused(admin: Admin, path: str) -
     assert "4,194,304 bytes" in message(answer)
 
 
+async def test_a_body_that_stalls_is_cut(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.admin._BODY_TIMEOUT_S", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", admin.port)
+    head = "POST /admin/policy HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+    answer = await asyncio.wait_for(reader.readuntil(b"did not arrive in time"), 2)
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"Connection: close\r\n" in answer
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_fields_of_the_wrong_type_are_named(admin: Admin) -> None:
     for body in ({}, {"text": 3}, {"text": None}):
         assert message((await admin.post("/admin/policy", body))[1]).startswith("text: ")
@@ -305,7 +316,7 @@ async def test_a_policy_that_does_not_load_changes_nothing(admin: Admin) -> None
 async def test_a_file_that_is_gone_or_no_text_is_named(admin: Admin) -> None:
     admin.path.write_bytes(b"\xff\xff")
     _, answer = await admin.post("/admin/policy/reload")
-    assert message(answer) == f"{admin.path}: is not UTF-8 text"
+    assert message(answer) == f"{admin.path}: line 1: is not UTF-8 text (byte 0xff)"
     admin.path.unlink()
     status, answer = await admin.post("/admin/policy/reload")
     assert (status, message(answer)) == (400, f"{admin.path}: No such file or directory")

@@ -72,6 +72,12 @@ def test_values() -> None:
         ({"max_completion_tokens": "9"}, "max_completion_tokens"),
         ({"tools": {}}, "tools"),
         ({"tools": ["x"]}, "tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": 3}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user", "content": "x", "name": ["x"]}]}, "messages[0].name"),
+        ({"cache_salt": 3}, "cache_salt"),
+        ({"cache_salt": "x" * 257}, "cache_salt"),
     ],
 )
 def test_wrong_fields_are_named(changes: dict[str, Any], param: str) -> None:
@@ -124,3 +130,39 @@ def test_prompts_that_do_not(prompt: Any) -> None:
     with pytest.raises(ApiError) as refused:
         parse_body("completion", orjson.dumps({"model": "m", "prompt": prompt}))
     assert refused.value.param == "prompt"
+
+
+def nested(levels: int) -> Any:
+    value: Any = "x"
+    for i in range(levels):
+        value = [value] if i % 2 else {"a": value}
+    return value
+
+
+def deep(field: str, levels: int) -> bytes:
+    """A chat body whose `field` holds `levels` levels of lists and objects."""
+    if field == "messages":  # the list, a message, the list of parts, a part
+        part = {"type": "x", "y": nested(levels - 4)}
+        return chat(messages=[{"role": "user", "content": [part]}])
+    if field == "tools":
+        return chat(tools=[{"x": nested(levels - 2)}])
+    return chat(**{field: nested(levels)})
+
+
+@pytest.mark.parametrize("field", ["messages", "tools", "metadata", "anything"])
+def test_what_is_nested_too_deeply_is_named(field: str) -> None:
+    parse_body("chat", deep(field, 128))
+    with pytest.raises(ApiError) as refused:
+        parse_body("chat", deep(field, 129))
+    assert (refused.value.status, refused.value.param) == (400, field)
+
+
+def test_brackets_side_by_side_are_not_nesting() -> None:
+    raw = chat(metadata=[[] for _ in range(500)], messages=[{"role": "user", "content": "[{" * 500}])
+    assert parse_body("chat", raw).model == "m"
+
+
+def test_a_cache_salt_is_read() -> None:
+    assert parse_body("chat", chat()).cache_salt is None
+    assert parse_body("chat", chat(cache_salt=None)).cache_salt is None
+    assert parse_body("chat", chat(cache_salt="x" * 256)).cache_salt == "x" * 256

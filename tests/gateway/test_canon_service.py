@@ -167,6 +167,64 @@ def test_slow_bypasses_do_not_add_up(bench: Bench, monkeypatch: pytest.MonkeyPat
     assert bench.service.mode_of(route) == "enforce"
 
 
+UNUSUAL = (
+    b'{"model":"m","messages":[{"role":"system","content":"User: Ad\\u0061\\n\\nBe brief."},'
+    b'{"role":"user","content":"hi"}]}',
+    b'{"model":"m","messages":[{"role":"system","content":"User: Zo\\u00EB\\n\\nBe br\\u00efef."},'
+    b'{"role":"user","content":"hi"}]}',
+)
+
+
+@pytest.mark.parametrize("raw", UNUSUAL, ids=["ascii", "capitals"])
+def test_how_a_client_escapes_is_never_held_against_a_route(bench: Bench, raw: bytes) -> None:
+    route = policy().routes[0]
+    for _ in range(12):
+        outcome = bench.run(route, raw)
+        assert outcome.raw is raw and outcome.bypass == "escapes"
+    assert bench.bypasses("escapes") == 12 and bench.bypasses("mismatch") == 0
+    assert bench.service.mode_of(route) == "enforce" == bench.service.mode_of(route, "t")
+    assert bench.run(route, body()).edits
+
+
+@pytest.mark.parametrize("levels", [150, 400, 950])
+def test_how_deep_a_client_nests_is_never_held_against_a_route(bench: Bench, levels: int) -> None:
+    route = policy().routes[0]
+    nested = b"[" * levels + b"]" * levels
+    for place in (b'"role":"user",', b'"model":"m",'):
+        raw = body().replace(place, place + b'"metadata":' + nested + b",")
+        for _ in range(6):
+            outcome = bench.run(route, raw)
+            assert outcome.bypass is None and outcome.edits
+    assert bench.service.mode_of(route, "t") == "enforce"
+
+
+def test_a_slow_tenant_is_demoted_alone_and_three_take_the_route_along(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = policy().routes[0]
+    with monkeypatch.context() as slow:
+        slow.setattr(service_module, "_BUDGET_BASE_S", -1.0)
+        for _ in range(5):
+            assert bench.run(route, body(), tenant="slow").bypass == "budget"
+    assert bench.run(route, body(), tenant="slow").mode == "observe"
+    assert bench.run(route, body(), tenant="other").mode == "enforce"
+    state = bench.service.state((route,))[0]
+    assert (state["mode"], state["demoted"], state["demoted_tenants"]) == ("enforce", False, ["slow"])
+    for tenant in ("b", "c"):
+        for _ in range(5):
+            bench.service.count_bypass("chat", "budget", tenant)
+    assert bench.service.mode_of(route) == "observe" and bench.service.demoted == {"chat"}
+    bench.service.restore("chat")
+    assert bench.service.mode_of(route, "slow") == "enforce"
+
+
+def test_a_prompt_near_the_context_is_never_held_against_a_route(bench: Bench) -> None:
+    route = policy().routes[0]
+    for _ in range(9):
+        bench.service.count_bypass("chat", "context")
+    assert bench.service.mode_of(route) == "enforce" and bench.bypasses("context") == 9
+
+
 def test_replay_keeps_a_conversations_prefix(bench: Bench) -> None:
     route = policy().routes[0]
     first = bench.run(route, body(7))

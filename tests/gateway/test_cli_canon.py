@@ -177,7 +177,7 @@ def test_nothing_to_show_is_not_called_evidence(tmp_path: Path, capsys: Any) -> 
         (["--policy", "p.yaml", "--route", "plan"], "p.yaml: there is no route plan (did you mean plain?)"),
         (["--policy", "none.yaml"], "none.yaml: No such file"),
         (["--policy", "bad.yaml"], "bad.yaml:2: "),
-        (["--policy", "binary.yaml"], "binary.yaml: is not UTF-8 text"),
+        (["--policy", "binary.yaml"], "binary.yaml:1: is not UTF-8 text"),
         (["-r", "rules", "--route", "plain"], "use one of them"),
     ],
 )

@@ -130,3 +130,22 @@ def test_a_reader_that_left_is_no_error() -> None:
     finally:
         os.close(write_end)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path: Any) -> None:
+    request = {"messages": [{"role": "user", "content": "hi"}]}
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "gateway", "canon", "diff", "request.json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            env=env,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert ended.returncode == 2
+    assert ended.stderr == "warmfront: the output can't be written: No space left on device\n"

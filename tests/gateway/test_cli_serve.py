@@ -137,7 +137,7 @@ def test_the_secret_is_the_same_after_a_restart_or_the_variables(
         (["serve", "--policy", "nope.yaml"], "error: --policy nope.yaml: No such file or directory"),
         (["serve", "--policy", "."], "error: --policy .: Is a directory"),
         (["serve", "--policy", "broken.yaml"], "broken.yaml:2: "),
-        (["serve", "--policy", "binary.yaml"], "error: binary.yaml: is not UTF-8 text"),
+        (["serve", "--policy", "binary.yaml"], "error: binary.yaml:1: is not UTF-8 text"),
         (
             ["serve", "--policy", "open.yaml", "--host", "0.0.0.0"],
             "error: --host 0.0.0.0: without tenants in open.yaml",
@@ -210,6 +210,19 @@ def test_models_that_are_not_there_are_fetched_first(
     assert commands == [[sys.executable, "-m", "engine", "model", "pull", "tiny"]] * 2
     assert "error: model tiny: could not be fetched" in capsys.readouterr().err
     assert len(served) == 1
+
+
+def test_a_fetch_that_is_interrupted_ends_the_start_quietly(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(command: list[str], **kwargs: Any) -> subprocess.CompletedProcess[bytes]:
+        raise KeyboardInterrupt
+
+    Path("bundled.yaml").write_text(BUNDLED)
+    for run in (interrupted, lambda command, **_: subprocess.CompletedProcess(command, 130)):
+        monkeypatch.setattr(cli_serve.subprocess, "run", run)
+        assert main(["serve", "--policy", "bundled.yaml"]) == 130
+        assert "stopped while model tiny was being fetched" in capsys.readouterr().err
 
 
 def test_the_home_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,6 +219,8 @@ def test_prefixes_are_grouped_and_say_who_holds_them_now() -> None:
         ({}, ""),
         ({"killed": True, "mode": "off"}, "switched off"),
         ({"demoted": True}, "lowered after bypasses"),
+        ({"demoted_tenants": ["a", "b"]}, "lowered for a, b"),
+        ({"demoted_tenants": list("abcd")}, "lowered for a, b, c and others"),
     ],
 )
 def test_a_route_says_why_its_mode_is_not_the_policys(

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.dialects import DIALECTS, Outgoing, Usage, upstream_body, upstream_headers
-from gateway.upstream.json_splice import member_span, set_member
+from gateway.upstream.dialects import (
+    DIALECTS,
+    Outgoing,
+    Usage,
+    refuses_priority,
+    upstream_body,
+    upstream_headers,
+)
+from gateway.upstream.json_splice import member_span, remove_member, set_member
 
 
 def outgoing(raw: bytes, **changes: Any) -> Outgoing:
@@ -31,9 +38,44 @@ def outgoing(raw: bytes, **changes: Any) -> Outgoing:
 RAW = b'{ "model" : "m", "top_p": 0, "temperature":0.0,\n "x": {"model": "inner"}, "messages": [] }'
 
 
-@pytest.mark.parametrize("dialect", ["openai", "vllm"])
-def test_nothing_to_change_changes_no_byte(dialect: str) -> None:
-    assert upstream_body(DIALECTS[dialect], outgoing(RAW), "m") == RAW
+OWNED = b'{"priority":-9,"cache_salt":"theirs","warmfront":{"seed":"ff"},"kv_transfer_params":{"host":"h"},'
+OWNED += b'"api_base":"http://evil","vllm_xargs":{"kv_transfer_params":"x","a":1},"zz":[1.50],"model":"m"}'
+
+
+def test_nothing_to_change_changes_no_byte() -> None:
+    assert upstream_body(DIALECTS["openai"], outgoing(RAW), "m") == RAW
+
+
+def test_vllm_gets_the_gateways_priority_and_salt() -> None:
+    sent = upstream_body(DIALECTS["vllm"], outgoing(RAW), "m")
+    assert sent.startswith(RAW[: RAW.rindex(b"}")])
+    assert orjson.loads(sent) == {**orjson.loads(RAW), "priority": 1, "cache_salt": "01" * 16}
+    sent = upstream_body(DIALECTS["vllm"], outgoing(OWNED), "m")
+    assert orjson.loads(sent) == {
+        "priority": 1,
+        "cache_salt": "01" * 16,
+        "vllm_xargs": {"a": 1},
+        "zz": [1.5],
+        "model": "m",
+    }
+    assert b'"zz":[1.50]' in sent
+
+
+def test_vllm_without_priority_scheduling_gets_no_priority() -> None:
+    for raw in (RAW, OWNED):
+        assert "priority" not in orjson.loads(
+            upstream_body(DIALECTS["vllm"], outgoing(raw, ordered=False), "m")
+        )
+    message = "Got priority 2 but Priority scheduling is not enabled."
+    assert refuses_priority(DIALECTS["vllm"], 400, message)
+    assert not refuses_priority(DIALECTS["openai"], 400, message)
+    assert not refuses_priority(DIALECTS["vllm"], 500, message)
+    assert not refuses_priority(DIALECTS["vllm"], 400, "'n' must be positive")
+
+
+def test_openai_loses_the_extension_and_no_other_field() -> None:
+    sent = upstream_body(DIALECTS["openai"], outgoing(OWNED), "m")
+    assert sent == OWNED.replace(b'"warmfront":{"seed":"ff"},', b"")
 
 
 def test_zero_values_pass_as_given() -> None:  # public report A31
@@ -71,7 +113,7 @@ def test_usage_is_asked_for_when_streaming() -> None:
 )
 def test_usage_merges_into_the_clients_options(given_: bytes, expected: dict[str, Any]) -> None:
     raw = b'{"stream_options" :' + given_ + b' , "model":"m"}'
-    sent = upstream_body(DIALECTS["vllm"], outgoing(raw, stream=True), "m")
+    sent = upstream_body(DIALECTS["openai"], outgoing(raw, stream=True), "m")
     assert orjson.loads(sent)["stream_options"] == expected
     assert sent.endswith(b' , "model":"m"}')
 
@@ -157,3 +199,26 @@ def test_set_member_sets_that_member_alone(
 def test_the_last_of_repeated_keys_counts_and_escapes_are_seen() -> None:
     raw = b'{"a":1,"\\u0061":{"x":"\\"}"}}'
     assert set_member(raw, "a", b"3", present=True) == b'{"a":1,"\\u0061":3}'
+
+
+@given(st.dictionaries(st.text(max_size=6), JSON, max_size=5), st.text(max_size=6), JSON, st.booleans())
+def test_remove_member_removes_that_member_alone(
+    body: dict[str, Any], key: str, value: Any, indented: bool
+) -> None:
+    raw = orjson.dumps({**body, key: value}, option=orjson.OPT_INDENT_2 if indented else 0)
+    rest = {name: item for name, item in body.items() if name != key}
+    assert orjson.loads(remove_member(raw, key)) == rest
+    assert remove_member(orjson.dumps(rest), key) == orjson.dumps(rest)
+
+
+@pytest.mark.parametrize(
+    ("raw", "left"),
+    [
+        (b'{"a":1}', b"{}"),
+        (b'{"a":1,"a":2}', b"{}"),
+        (b'{ "a" : 1 , "b":{"a":2}, "\\u0061" : [",a"] }', b'{  "b":{"a":2}}'),
+        (b'{"b":1.0,"a":1,"c":2}', b'{"b":1.0,"c":2}'),
+    ],
+)
+def test_every_occurrence_is_removed(raw: bytes, left: bytes) -> None:
+    assert remove_member(raw, "a") == left

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.identity import ANONYMOUS_SCOPE, cache_scope, identify, presented_key
-from policies import Policy, default_policy, load_policy
+from policies import Policy, Tenant, default_policy, load_policy
 
 TENANTS = """
 version: 1
@@ -72,3 +72,11 @@ def test_presented_key() -> None:
 def test_cache_scopes_keep_tenants_apart(policy: Policy) -> None:
     scopes = {cache_scope(policy.tenants["acme"]), cache_scope(policy.tenants["blue"]), cache_scope(None)}
     assert scopes == {"group:shared", "tenant:blue", ANONYMOUS_SCOPE}
+
+
+def test_a_salt_narrows_a_scope_and_reaches_no_other() -> None:
+    one, other = Tenant("a"), Tenant("b")
+    scopes = [cache_scope(who, salt) for who in (None, one, other) for salt in (None, "", "x", "tenant:b")]
+    assert len(set(scopes)) == len(scopes)
+    assert cache_scope(one, "x") == cache_scope(one, "x")
+    assert cache_scope(one, "x").startswith("tenant:a\0")

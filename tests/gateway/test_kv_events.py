@@ -96,6 +96,11 @@ def test_an_oversized_batch_is_refused():
         decode_batch(bytes(64 * 1024 * 1024 + 1))
 
 
+def test_a_map_keyed_by_a_list_is_an_error():
+    with pytest.raises(EventError):
+        decode_batch(b"\x82\x00\x00\x90\x00")
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_give_events_or_an_event_error(payload):

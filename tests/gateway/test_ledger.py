@@ -120,3 +120,19 @@ def test_as_dict_is_plain(metrics: Metrics) -> None:
 def test_percentile(share: float, expected: float) -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], share) == expected
     assert percentile([], share) is None
+
+
+def test_a_series_asked_for_again_is_the_same_and_follows_what_comes(metrics: Metrics) -> None:
+    ledger, fresh = Ledger(metrics), Ledger(metrics)
+    for i in range(60):
+        now = 100.0 + i / 2
+        for each in (ledger, fresh):
+            each.record(entry(i, delivered_tokens=i), now=now)
+        ledger.series(20, step=5, now=now)
+        ledger.series(10, step=5, now=now)
+        if i % 3 == 0:
+            for each in (ledger, fresh):
+                each.credit_recovered(entry(), 7, now=now)
+    for seconds in (20, 17, 10):
+        for step in (1, 5):
+            assert ledger.series(seconds, step, now=130.0) == fresh.series(seconds, step, now=130.0)

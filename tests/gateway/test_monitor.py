@@ -19,6 +19,7 @@ class StubEngine:
 
     def __init__(self) -> None:
         self.healthy = True
+        self.health: dict = {"status": "ok"}
         self.info: dict = {"pid": 1, "max_seqs": 4}
         self.load: dict = {"free": 100, "running": 0, "waiting": 0}
         self.keys: list[str | None] = []
@@ -48,13 +49,19 @@ class StubEngine:
 
     async def _health(self, request: web.Request) -> web.Response:
         self.keys.append(request.headers.get("authorization"))
-        return await self._answer({"status": "ok"})
+        status = 200 if self.health["status"] == "ok" and self.healthy else 503
+        return web.json_response(self.health, status=status)
 
     async def _info(self, request: web.Request) -> web.Response:
         return await self._answer(self.info)
 
     async def _cache(self, request: web.Request) -> web.Response:
         return await self._answer(self.load)
+
+    def stall(self, stalled: bool) -> None:
+        """The step process falls silent, or goes on."""
+        self.health = {"status": "stalled" if stalled else "ok"}
+        self.load = {**self.load, "stalled": stalled, "step_age_s": 30.0 if stalled else 0.0}
 
     async def _answer(self, body: dict) -> web.Response:
         return web.json_response(body, status=200 if self.healthy else 503)
@@ -210,3 +217,48 @@ async def test_events_are_followed_before_a_replica_is_ready(engine, session, tm
     watched.replica.mark_down("gone")
     assert watched.monitor.subscriber is None
     await watched.monitor.stop()
+
+
+async def test_a_stalled_replica_gets_no_requests_and_keeps_its_entries(engine, watched):
+    watched.monitor.start()
+    replica = watched.replica
+    await until(lambda: replica.ready)
+    watched.index.store("r0", BLOCKS)
+    work, epoch = replica.promise(100, 5), replica.epoch
+    engine.stall(True)
+    await until(lambda: replica.state == "down")
+    assert (replica.reason, replica.inflight, replica.promised_tokens) == ("stalled", 0, 0)
+    await asyncio.sleep(0.1)
+    assert (replica.state, replica.reason) == ("down", "stalled")
+    assert watched.index.blocks("r0") == len(BLOCKS)
+    replica.release(work)
+    engine.stall(False)
+    await until(lambda: replica.ready)
+    assert (replica.epoch, replica.inflight, replica.reason) == (epoch, 0, "")
+    assert watched.index.blocks("r0") == len(BLOCKS)
+
+
+async def test_a_stalled_replica_that_another_process_replaced_starts_empty(engine, watched):
+    watched.monitor.start()
+    replica = watched.replica
+    await until(lambda: replica.ready)
+    watched.index.store("r0", BLOCKS)
+    epoch = replica.epoch
+    engine.stall(True)
+    await until(lambda: replica.stalled)
+    engine.info = {"pid": 2}
+    engine.stall(False)
+    await until(lambda: replica.ready)
+    assert replica.epoch > epoch
+    assert watched.index.blocks("r0") == 0
+
+
+async def test_a_stalled_replica_that_goes_down_loses_its_entries(engine, watched):
+    watched.monitor.start()
+    await until(lambda: watched.replica.ready)
+    watched.index.store("r0", BLOCKS)
+    engine.stall(True)
+    await until(lambda: watched.replica.stalled)
+    watched.replica.mark_down("SIGKILL")
+    assert (watched.replica.reason, watched.replica.stalled) == ("SIGKILL", False)
+    assert watched.index.blocks("r0") == 0

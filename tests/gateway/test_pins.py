@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 import zmq.asyncio
 from aiohttp import web
+from waiting import eventually as until
 
 from canonicalizer.chain import block_hashes, chain_seed
 from gateway.pin_placement import DesiredPin
@@ -24,14 +25,6 @@ def pin(name: str, *, replicas=1, ttl_s: float | None = None, tokens: int = 1_00
     return DesiredPin(name, "acme", "p", tuple(range(1, tokens + 1)), seed, hashes, ttl_s, replicas)
 
 
-async def until(condition, timeout_s: float = 5.0) -> None:
-    for _ in range(int(timeout_s / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the condition never held")
-
-
 class StubEngine:
     """Keeps pins in memory: warming until the next GET, then resident (or `verdict`) and in the index."""
 
@@ -42,7 +35,7 @@ class StubEngine:
         self.posts: list[dict] = []
         self.deletes: list[str] = []
         self.verdict = "resident"
-        self.fail = False
+        self.fail, self.refusal = False, ""
         self.blocks: dict[str, tuple[bytes, ...]] = {}
         self.replica = Replica(name, pool="p", base_url="http://x")
 
@@ -74,6 +67,8 @@ class StubEngine:
     async def _post(self, request: web.Request) -> web.Response:
         if self.fail:
             raise web.HTTPInternalServerError
+        if self.refusal:
+            return web.json_response({"error": {"message": self.refusal}}, status=400)
         body = await request.json()
         self.posts.append(body)
         tokens = len(body["token_ids"])
@@ -272,6 +267,35 @@ async def test_an_error_is_shown_and_tried_again(fleet):
     for engine in fleet.engines:
         engine.fail = False
     assert await fleet.keeper.wait_resident(5.0)
+
+
+async def test_a_refusal_is_shown_in_the_engines_words(fleet):
+    words = "The pin is too long. " * 30
+    for engine in fleet.engines:
+        engine.refusal = words
+        engine.replica.mark_ready()
+    fleet.want(pin("a"))
+    fleet.keeper.start()
+    await until(lambda: [row.state for row in fleet.keeper.states()] == ["error"])
+    assert fleet.keeper.states()[0].reason == words
+
+
+async def test_pins_of_a_stalled_replica_are_checked_when_it_goes_on(fleet):
+    for engine in fleet.engines:
+        engine.replica.mark_ready()
+    fleet.want(pin("a", replicas="all"))
+    fleet.keeper.start()
+    assert await fleet.keeper.wait_resident(5.0)
+    kept, lost = fleet.engines
+    for engine in fleet.engines:
+        engine.replica.mark_stalled()
+    assert {(row.state, row.reason) for row in fleet.keeper.states()} == {("pending", "stalled")}
+    lost.pins.clear()
+    for engine in fleet.engines:
+        engine.replica.mark_ready()
+    await until(lambda: bool(lost.pins))
+    assert await fleet.keeper.wait_resident(5.0)
+    assert (len(kept.posts), len(lost.posts)) == (1, 2)
 
 
 async def test_a_time_to_live_is_renewed(fleet):

@@ -41,7 +41,11 @@ def test_a_file_that_is_too_large_or_no_text_is_refused(
 ) -> None:
     path = tmp_path / "policy.yaml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(UnicodeDecodeError):
+    with pytest.raises(UnicodeDecodeError) as refused:
+        policy_file.read_text(path)
+    assert str(refused.value) == f"{path}:1: is not UTF-8 text (byte 0xff)"
+    path.write_bytes(b"a: 1\nb: caf\xe9\n")
+    with pytest.raises(policy_file.NotText, match=r"policy\.yaml:2: is not UTF-8 text \(byte 0xe9\)"):
         policy_file.read_text(path)
     monkeypatch.setattr(policy_file, "_MAX_BYTES", 10)
     path.write_text("x" * 11)
@@ -67,3 +71,19 @@ def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
         policy_file.replace_text(path, "what we read", "ours")
     assert path.read_text() == "theirs"
     assert os.listdir(tmp_path) == ["policy.yaml"], "no draft is left behind"
+
+
+def test_what_can_not_be_written_is_named_itself_and_not_its_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("a: 1")
+
+    def read_only(*args: object, **kwargs: object) -> object:
+        raise PermissionError(13, "Permission denied", str(tmp_path / ".policy.yaml.x7"))
+
+    monkeypatch.setattr(policy_file.tempfile, "mkstemp", read_only)
+    with pytest.raises(PermissionError) as refused:
+        policy_file.replace_text(path, "a: 1", "a: 2")
+    assert refused.value.filename == str(path)
+    assert path.read_text() == "a: 1"

@@ -155,6 +155,40 @@ async def test_sigkill_is_seen_at_once_and_the_replica_starts_again(supervise):
     assert process.restarts == 1
 
 
+async def test_a_child_that_lives_and_does_not_serve_is_killed(supervise):
+    supervisor, lines = supervise(stub_spec("sleep"), stall_s=0.4)
+    replica, process = supervisor.replicas[0], supervisor.processes[0]
+    await until(lambda: said(lines, "grandchild"))
+    replica.mark_ready()
+    first = process.pid
+    os.killpg(first, signal.SIGSTOP)
+    replica.mark_stalled()
+    await asyncio.sleep(0.2)
+    replica.mark_ready()
+    await asyncio.sleep(0.5)
+    assert process.pid == first, "it came back in time"
+    reasons: list[str] = []
+    replica.listen(lambda r: reasons.append(r.reason))
+    replica.mark_stalled()
+    await until(lambda: process.pid not in (None, first))
+    assert not alive(first)
+    assert reasons[:2] == ["stalled", "exited (SIGKILL)"]
+    assert (process.restarts, replica.state) == (1, "starting")
+
+
+async def test_time_without_service_is_no_healthy_life(supervise):
+    backoff = Backoff(first_s=0.05, limit_s=30.0, healthy_s=0.3)
+    supervisor, lines = supervise(stub_spec("sleep"), stall_s=0.4, backoff=backoff)
+    replica, process = supervisor.replicas[0], supervisor.processes[0]
+    replica.listen(lambda r: r.state == "starting" and r.mark_down("TimeoutError"))
+    await until(lambda: said(lines, "grandchild"))
+    replica.mark_down("TimeoutError")
+    await until(lambda: process.restarts == 3)
+    assert "killed: it did not serve for 0.4 s (TimeoutError)" in replica.reason
+    await asyncio.sleep(0.1)
+    assert process.pid is None, "the third wait is 0.2 s, not 0.05 s"
+
+
 async def test_a_child_that_cannot_start_is_retried_ever_more_slowly(supervise):
     supervisor, _ = supervise(stub_spec("exit"), backoff=Backoff(first_s=0.05, limit_s=0.4))
     process = supervisor.processes[0]

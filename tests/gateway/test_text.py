@@ -12,6 +12,7 @@ from tiny_model import write_tiny_model
 from canonicalizer.chain import block_hashes
 from canonicalizer.tokens import bytes_to_ids
 from gateway.canon.text import PoolText, TextModels, prompt_text
+from gateway.errors import ApiError
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief. " * 30},
@@ -130,3 +131,46 @@ def test_prompt_text_tells_messages_apart() -> None:
         [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}], None
     ) != prompt_text([{"role": "assistant", "content": None}], None)
     assert b"\xed\xa0\x80" in prompt_text([{"role": "user", "content": "\ud800"}], None)
+
+
+async def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_tokenized(
+    models: TextModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = await load(models, tmp_path)
+    assert loaded.model is not None
+    text = PoolText(loaded.model, "fp", 16, 100)
+
+    def never(*args: Any) -> bytes:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(loaded.model, "encode_segments", never)
+    monkeypatch.setattr(loaded.model, "encode_text", never)
+    long = "word " * 400
+    for refused, param in (
+        (models.chat_chain(text, b"s" * 16, [{"role": "user", "content": long}], {}), "messages"),
+        (models.chat_chain(text, b"s" * 16, [{"role": "user", "content": long * 9}], {}), "messages"),
+        (models.completion_chain(text, b"s" * 16, long), "prompt"),
+        (models.completion_chain(text, b"s" * 16, [7] * 101), "prompt"),
+    ):
+        with pytest.raises(ApiError) as error:
+            await refused
+        assert (error.value.status, error.value.param) == (400, param)
+        assert error.value.code == "context_length_exceeded"
+        assert "more than 100 tokens" in error.value.message or "101 tokens" in error.value.message
+    elsewhere = PoolText(None, "text", 16, 100)  # those engines count by themselves
+    assert (await models.completion_chain(elsewhere, b"s" * 16, long)).count == 500
+
+
+async def test_long_texts_are_hashed_in_a_thread_alike(models: TextModels) -> None:
+    text = PoolText(None, "text", 16, None)
+    long = "word " * 100_000
+    chain = await models.completion_chain(text, b"s" * 16, long)
+    assert list(chain.hashes) == block_hashes(b"s" * 16, long.encode())
+
+
+def test_prompt_text_takes_what_is_nested_deeply() -> None:
+    nested: Any = "x"
+    for _ in range(900):
+        nested = [nested]
+    part = [{"role": "user", "content": [{"type": "x", "y": nested}]}]
+    assert prompt_text(part, [nested]) != prompt_text(part, None)

@@ -115,13 +115,14 @@ def test_pins_need_replicas_that_hold_them() -> None:
 @pytest.mark.parametrize(
     ("scopes", "dialect", "apart"),
     [
-        (["tenant"], "vllm", "a"),
+        (["tenant"], "openai", "a"),
         (["tenant", "all"], "openai", "a"),
         (["tenant"], "bundled", None),
-        (["all", "all"], "vllm", None),
-        (["group:x", "group:x"], "vllm", None),
-        (["group:x", "group:x", "tenant"], "vllm", "a, b, c"),
-        (["tenant"] * 7, "vllm", "a, b, c, d, e and 2 more"),
+        (["tenant"], "vllm", None),
+        (["all", "all"], "openai", None),
+        (["group:x", "group:x"], "openai", None),
+        (["group:x", "group:x", "tenant"], "openai", "a, b, c"),
+        (["tenant"] * 7, "openai", "a, b, c, d, e and 2 more"),
     ],
 )
 def test_engines_that_do_not_know_scopes(scopes: list[str], dialect: str, apart: str | None) -> None:

@@ -1,7 +1,7 @@
 """Endpoints for the gateway and for people: health, metrics, the engine's description, cache and pins.
 
 Owns their bodies. Always holds: `/health` is 200 only when a request would be served; figures are the step
-process's own, asked for at that moment.
+process's own, asked for at that moment, and say how old they are when it does not answer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from engine.worker.front.service import Service
 from engine.worker.front.validate import chain_seed_bytes, parse_json
 
 MAX_TTL_S = 10 * 365 * 86_400.0
+FRESH_S = 1.0  # how long a probe waits for fresh figures
 
 
 class AdminApi:
@@ -44,15 +45,23 @@ class AdminApi:
 
     async def health(self, _request: web.Request) -> web.Response:
         """GET /health."""
-        if self._service.is_ready:
-            return json_response({"status": "ok"})
-        state = "failed" if self._service.client.failed.is_set() else "loading"
-        return json_response({"status": state}, status=503)
+        state = await self._state()
+        return json_response({"status": state}, status=200 if state == "ok" else 503)
+
+    async def _state(self) -> str:
+        service, client = self._service, self._service.client
+        if client.failed.is_set():
+            return "failed"
+        if not service.is_ready:
+            return "loading"
+        if service.is_stalled:
+            await client.recent_stats(FRESH_S)  # it may have been this process that was stopped
+        return "stalled" if service.is_stalled else "ok"
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """GET /metrics, in Prometheus' text format."""
         service = self._service
-        stats = await service.client.query_stats() if service.is_ready else {}
+        stats = await self._figures() if service.is_ready else {}
         return web.Response(
             body=service.metrics.exposition(stats),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
@@ -79,8 +88,9 @@ class AdminApi:
         )
 
     async def cache(self, _request: web.Request) -> web.Response:
-        """GET /engine/cache."""
-        return json_response(self._cache(await self._ready_stats()))
+        """GET /engine/cache: answered in about a second at most, whatever the step process does."""
+        figures = self._cache(await self._figures())
+        return json_response({**figures, "stalled": self._service.is_stalled})
 
     async def clear_cache(self, _request: web.Request) -> web.Response:
         """POST /engine/cache/clear: drop every cached block, pins excepted."""
@@ -109,7 +119,8 @@ class AdminApi:
         if len(ids) > service.capacity:
             raise ApiError(
                 400,
-                "The pin is longer than the model's context.",
+                f"The pin has {len(ids)} tokens and this replica holds {service.capacity} at most: the"
+                " model's context, or what the KV pool holds of it.",
                 param="token_ids",
                 code="context_length_exceeded",
             )
@@ -136,6 +147,12 @@ class AdminApi:
     async def _ready_stats(self) -> dict[str, Any]:
         _ = self._service.info
         return await self._service.client.query_stats()
+
+    async def _figures(self) -> dict[str, Any]:
+        """Stats that are fresh, or the last ones; and how long ago the step process said anything."""
+        _ = self._service.info
+        client = self._service.client
+        return {**await client.recent_stats(FRESH_S), "step_age_s": round(client.silence_s(), 3)}
 
     def _cache(self, stats: dict[str, Any]) -> dict[str, Any]:
         return {**stats, "streams": self._service.streams}

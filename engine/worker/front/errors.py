@@ -60,12 +60,13 @@ def unsupported(param: str, detail: str = "this engine does not support it.") ->
     )
 
 
-def too_long(prompt_tokens: int, limit: int, param: str) -> ApiError:
-    """400 for a prompt that can never fit; both counts in tokens."""
+def too_long(prompt_tokens: int | None, limit: int, param: str) -> ApiError:
+    """400 for a prompt that can never fit; both counts in tokens (None: so long that nobody counted)."""
+    count = f"more than {limit}" if prompt_tokens is None else str(prompt_tokens)
     return ApiError(
         400,
         f"This model's maximum context length is {limit} tokens, one of them for output; "
-        f"your prompt has {prompt_tokens} tokens. Please shorten it.",
+        f"your prompt has {count} tokens. Please shorten it.",
         param=param,
         code="context_length_exceeded",
     )

@@ -1,7 +1,7 @@
 """The replica's own Prometheus metrics.
 
 Owns one registry per front. Always holds: labels are bounded (endpoint and status code), counters count
-tokens as the step process reported them, and gauges are set from one `stats` answer per scrape.
+tokens as the step process reported them, and gauges are set from one set of figures per scrape.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _GAUGES = {
     "used": ("blocks_used", "KV blocks that a sequence or a pin holds."),
     "pinned": ("blocks_pinned", "KV blocks that pins keep resident."),
     "prefill_tokens_pending": ("prefill_tokens_pending", "Prompt tokens admitted and not computed yet."),
+    "step_age_s": ("step_age_seconds", "Since the step process last said anything."),
     "prefill_tokens_per_s": ("prefill_tokens_per_second", "Measured prefill speed."),
 }
 _COUNTERS = {
@@ -91,6 +92,6 @@ class Metrics:
         self._output.inc(usage.completion_tokens)
 
     def exposition(self, stats: Mapping[str, Any]) -> bytes:
-        """Text for a scrape; `stats` is the step process's latest answer."""
+        """Text for a scrape; `stats` are the step process's latest, with their age."""
         self._stats.values = stats
         return generate_latest(self._registry)

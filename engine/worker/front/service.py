@@ -2,7 +2,8 @@
 
 Owns readiness and the rules that need both the request and the loaded model (model name, room for output).
 Always holds: nothing is generated before both the text model and the step process are ready; a prompt that
-can never fit is refused before it reaches the step process, and `max_tokens` is cut to what fits.
+can never fit is refused before it reaches the step process, and `max_tokens` is cut to what fits. A step
+process that says nothing for longer than a step can take is stalled.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ from engine.worker.front.step_client import StepClient
 from engine.worker.front.validate import Options
 
 T = TypeVar("T")
+_WARM_UPS = 4.0  # a step in service may take that many times the warm-up: long contexts, a busy machine
+_LONGEST_STEP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
-    """How the front answers; sizes in bytes, times in seconds."""
+    """How the front answers; sizes in bytes, times in seconds.
+
+    stall_s: silence of the step process after which it counts as stalled, unless its steps are slow.
+    """
 
     max_body_bytes: int = 32 * 1024 * 1024
     default_max_tokens: int = 1024
@@ -38,6 +44,7 @@ class FrontSettings:
     write_timeout_s: float = 60.0
     body_timeout_s: float = 60.0
     grace_s: float = 30.0
+    stall_s: float = 10.0
 
 
 class Service:
@@ -71,6 +78,17 @@ class Service:
         return self._text is not None and self.client.ready.is_set()
 
     @property
+    def stall_limit_s(self) -> float:
+        """The silence that is taken for a stall: the setting, or more where the model's steps are slow."""
+        slow_s = min(_WARM_UPS * float(self.info.get("warm_up_s", 0.0)), _LONGEST_STEP_S)
+        return max(self.settings.stall_s, slow_s)
+
+    @property
+    def is_stalled(self) -> bool:
+        """True when the step process was ready and has fallen silent: stopped, or in a step without end."""
+        return self.client.ready.is_set() and self.client.silence_s() > self.stall_limit_s
+
+    @property
     def text(self) -> TextModel:
         """Tokenizer and template; 503 before they are loaded."""
         if self._text is None:
@@ -89,7 +107,7 @@ class Service:
     @property
     def prompts(self) -> Prompts:
         """Rendering and tokenization."""
-        return Prompts(self.text, self._executor)
+        return Prompts(self.text, self._executor, self.capacity)
 
     @property
     def vocab_rows(self) -> int:

@@ -2,7 +2,7 @@
 
 Owns the child process and the one socket to it. Always holds: reading never blocks the loop; every
 registered request gets its tokens or one failure; once the child has exited nothing can be submitted and
-`failed` is set, so that the front can end and be restarted as a whole.
+`failed` is set, so that the front can end and be restarted as a whole; each stats query has one answer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import contextlib
 import logging
 import os
 import sys
+import time
+from collections import deque
 from typing import Any, TypeVar
 
 import zmq
@@ -48,10 +50,11 @@ class StepClient:
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._routes: dict[str, tuple[Inbox, int]] = {}
-        self._stats_waiters: list[asyncio.Future[dict[str, Any]]] = []
+        self._stats_waiters: deque[asyncio.Future[dict[str, Any]]] = deque()  # one for each query sent
         self._pin_waiters: list[asyncio.Future[tuple[dict[str, Any], ...]]] = []
         self._pin_lock = asyncio.Lock()
         self._stopping = False
+        self._heard_at = time.monotonic()
         self.info: dict[str, Any] | None = None
         self.stats: dict[str, Any] = {}
         self.pins: tuple[dict[str, Any], ...] = ()
@@ -62,6 +65,11 @@ class StepClient:
     def active_requests(self) -> int:
         """Engine requests that have not finished."""
         return len(self._routes)
+
+    def silence_s(self) -> float:
+        """Seconds since the last message of the step process, those that wait to be read included."""
+        self._drain()
+        return time.monotonic() - self._heard_at
 
     async def start(self) -> None:
         """Bind the socket and start the child; returns before the model is loaded (see `ready`).
@@ -106,11 +114,15 @@ class StepClient:
         self._routes.clear()
 
     async def query_stats(self) -> dict[str, Any]:
-        """The fields of `CacheStats`, fresh."""
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._stats_waiters.append(future)
-        self._send(wire.QueryStats())
-        return await self._answer(future)
+        """The fields of `CacheStats`, as they are after everything sent so far."""
+        return await self._answer(asyncio.shield(self._ask_stats()))
+
+    async def recent_stats(self, within_s: float) -> dict[str, Any]:
+        """The fields of `CacheStats`: fresh if the step process answers in time, else the last it told."""
+        waiters = self._stats_waiters
+        future = waiters[-1] if waiters else self._ask_stats()  # a silent process is asked once
+        await asyncio.wait({future}, timeout=within_s)
+        return future.result() if future.done() else self.stats
 
     async def clear_cache(self) -> dict[str, Any]:
         """Drop every cached block; returns the stats after it."""
@@ -147,6 +159,13 @@ class StepClient:
             self._socket.close()
             self._context.term()
 
+    def _ask_stats(self) -> asyncio.Future[dict[str, Any]]:
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda done: done.exception())  # whoever waited may have given up
+        self._stats_waiters.append(future)
+        self._send(wire.QueryStats())
+        return future
+
     async def _change_pins(self, command: wire.Command) -> tuple[dict[str, Any], ...]:
         async with self._pin_lock:
             future: asyncio.Future[tuple[dict[str, Any], ...]] = asyncio.get_running_loop().create_future()
@@ -175,6 +194,7 @@ class StepClient:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._heard_at = time.monotonic()
             try:
                 self._take(wire.decode_report(data))
             except wire.WireError:
@@ -185,9 +205,10 @@ class StepClient:
             case wire.Tokens(outputs):
                 for output in outputs:
                     self._deliver(output)
-            case wire.Stats(values):
+            case wire.Stats(values, answer):
                 self.stats = values
-                _resolve(self._stats_waiters, values)
+                if answer and self._stats_waiters:
+                    self._stats_waiters.popleft().set_result(values)
             case wire.Pins(pins):
                 self.pins = pins
                 _resolve(self._pin_waiters, pins)
@@ -232,7 +253,7 @@ class StepClient:
         _reject(self._pin_waiters, error)
 
 
-def _reject(waiters: list[asyncio.Future[T]], error: ApiError) -> None:
+def _reject(waiters: list[asyncio.Future[T]] | deque[asyncio.Future[T]], error: ApiError) -> None:
     for future in waiters:
         if not future.done():
             future.set_exception(error)

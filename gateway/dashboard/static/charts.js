@@ -133,7 +133,7 @@ const ttftChart = new Chart("ttft-chart", () => {
     legend: { show: false },
     padding: [10, 26, 0, 0],
     scales: { y: { range: (self, low, high) => [0, 1.08 * (high || 10)] } },
-    axes: [timeAxis(), axis({ size: 62, values: (self, ticks) => ticks.map((tick) => tick.toLocaleString("en") + " ms") })],
+    axes: [timeAxis(), axis({ size: 78, values: (self, ticks) => ticks.map((tick) => tick.toLocaleString("en") + " ms") })],
     series: [{}, ...PARTS.slice().reverse().map((name) => ({ label: name, fill: colour(name), width: 0, paths: bars, points: { show: false } }))],
     hooks: { setCursor: [(self) => drawLegend(undefined, self.cursor.idx)] },
   };
