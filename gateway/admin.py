@@ -21,6 +21,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from canonicalizer import Proposal
 from gateway.canon.kill_switch import KillSwitch
 from gateway.canon.service import CanonService
 from gateway.dashboard import state as dashboard
@@ -73,6 +74,7 @@ class Administered(Protocol):
     def kill_switch(self) -> KillSwitch: ...
 
     def publish_gauges(self) -> None: ...
+    def learned(self, route: str) -> list[Proposal]: ...
     async def apply_policy(self, policy: Policy) -> None: ...
 
 
@@ -101,6 +103,7 @@ class AdminPlane:
                 web.get("/admin/state", self._state),
                 web.get("/admin/pins", self._pins),
                 web.get("/admin/requests", self._requests),
+                web.get("/admin/proposals", self._proposals),
                 web.get("/admin/policy", self._policy),
                 web.post("/admin/policy", self._replace_policy),
                 web.post("/admin/policy/reload", self._reload_policy),
@@ -158,6 +161,15 @@ class AdminPlane:
         pending = sum(row["state"] in ("pending", "warming") for row in rows)
         figures = {"warmup_tokens": keeper.warmup_tokens, "warmup_s": keeper.warmup_s, "pending": pending}
         return _json({"pins": rows, **figures})
+
+    async def _proposals(self, request: web.Request) -> web.StreamResponse:
+        gateway = self._gateway
+        rows = [
+            dashboard.proposal_row(route.name, proposal)
+            for route in gateway.policy.routes
+            for proposal in gateway.learned(route.name)
+        ]
+        return _json({"proposals": rows})
 
     async def _requests(self, request: web.Request) -> web.StreamResponse:
         try:

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import zmq.asyncio
 
+from canonicalizer import Proposal
 from gateway.admission import PoolGate
 from gateway.api.server import DataPlane
 from gateway.api.services import RetryBudget, Services
@@ -95,6 +96,10 @@ class Gateway:
     def pins(self) -> PinKeeper:
         """The keeper of pinned prompts."""
         return self.fleet.pins
+
+    def learned(self, route: str) -> list[Proposal]:
+        """Rules that the route's traffic speaks for, the costliest first; none of them is in force."""
+        return self.services.learning.proposals(route)
 
     @property
     def port(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
+from canonicalizer import Proposal
 from gateway.hints import switch_command
 from gateway.pins import PinKeeper
 from gateway.routing.index import PrefixIndex
@@ -235,6 +236,21 @@ def route_rows(
             }
         )
     return rows
+
+
+def proposal_row(route: str, proposal: Proposal) -> dict[str, Any]:
+    """Return what was seen to vary and the rule that would move it; no value is in it."""
+    rule = proposal.rule
+    return {
+        "route": route,
+        "tenant": proposal.tenant,
+        "rule": {"label": rule.label, "shape": rule.shape} if rule is not None else None,
+        "stage": proposal.stage,
+        "values": proposal.values,
+        "requests": proposal.requests,
+        "prefix_lost_chars": proposal.prefix_lost,
+        "accepted_by": "a policy" if proposal.grade == "auto" else "a person",
+    }
 
 
 def recent_rows(entries: Iterable[LedgerEntry]) -> list[dict[str, Any]]:

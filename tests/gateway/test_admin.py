@@ -15,6 +15,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 from conftest import Running, StartGateway, StartStub, policy_text
 from stub_upstream import DONE, Answer, Asked, delta, sse, usage_event, whole
+from waiting import eventually
 
 from gateway.admin import AdminPlane
 from gateway.policy_source import PolicySource
@@ -107,6 +108,20 @@ async def test_state_and_metrics_tell_the_same_of_a_request(admin: Admin) -> Non
     assert state["replicas"][0]["state"] == "ready"
     assert state["recent"][0]["prompt_tokens"] == 26
     assert "a secret question" not in json.dumps(state)
+
+
+async def test_what_varies_is_proposed_with_its_rule_and_without_its_values(admin: Admin) -> None:
+    ids = ["3fcb4b70-f79a-4ffc-a71b-9592244ececa", "9592244e-0a1b-4ffc-a71b-3fcb4b70f79a"]
+    for trace in ids:
+        system = f"Trace id: {trace}\nYou are a patient colleague and answer in the customer's language."
+        messages = [{"role": "system", "content": system}, *CHAT["messages"]]
+        assert (await admin.running.post({**CHAT, "messages": messages, "stream": True}))[0] == 200
+    await eventually(lambda: admin.running.gateway.learned("chat"))
+    _, answer = await admin.get("/admin/proposals")
+    (row,) = answer["proposals"]
+    assert (row["route"], row["rule"]) == ("chat", {"label": "Trace id", "shape": "uuid"})
+    assert row["values"] == 2 and row["requests"] == 2 and row["prefix_lost_chars"] > 0
+    assert not any(trace in json.dumps(answer) for trace in ids)
 
 
 async def test_metrics_speak_openmetrics_when_asked(admin: Admin) -> None:
