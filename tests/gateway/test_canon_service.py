@@ -55,7 +55,9 @@ def policy(mode: str = "enforce") -> Policy:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A service whose time budget no slow or traced test run exceeds; tests of the budget set their own."""
+    monkeypatch.setattr(service_module, "_BUDGET_BASE_S", 60.0)
     return Bench(tmp_path)
 
 
