@@ -50,7 +50,7 @@ def test_hostile_texts_cost_little(unit: str) -> None:
     text = unit * (200_000 // len(unit))
     for system, user in ((text + "\nUser: Ada\n", "Hello"), ("User: Ada\n", text)):
         spent, _ = run(system, user)
-        assert spent < 0.5, "the quadratic form of this took many seconds"
+        assert spent < 2.0, "the quadratic form of this took many seconds"
 
 
 def test_more_values_than_anyone_means_stay_where_they_are() -> None:
